@@ -21,12 +21,6 @@ from typing import Any, Literal
 from vlmbench.errors import UsageError, unknown
 from vlmbench.schema import Case
 
-#: What each runner is, in the order of the tables.
-RUNNERS: dict[str, str] = {
-    "eager": "every forward runs op by op",
-    "compile": "decode is compiled with a static shape as generate() does; prefill stays eager unless asked",
-}
-
 Suite = Literal["default", "nightly", "name"]
 
 _FOLDERS = {"family": "families", "cache": "caches"}
@@ -58,6 +52,29 @@ class Kind:
     name: str
     summary: str
     path: Path
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How a forward runs. `compiles` says whether there is anything to compile, cold or warm."""
+
+    name: str
+    summary: str
+    compiles: bool
+
+
+#: All runners by name, in the order of the tables.
+RUNNERS: dict[str, Runner] = {
+    runner.name: runner
+    for runner in (
+        Runner("eager", "every forward runs op by op", compiles=False),
+        Runner(
+            "compile",
+            "decode is compiled with a static shape as generate() does; prefill stays eager unless asked",
+            compiles=True,
+        ),
+    )
+}
 
 
 def _roots() -> list[Path]:
