@@ -82,15 +82,18 @@ def failed_check(checks: Sequence[Mapping[str, Any]]) -> str:
     return f"check '{check.get('name', '?')}' failed{step}{size}{detail}{more}"
 
 
-def assemble(case: Case, runs: Sequence[Run]) -> Record:
-    """The record of a case from its processes, in the order they ran; at least one."""
+def assemble(case: Case, runs: Sequence[Run], planned: int = 0) -> Record:
+    """The record of a case from its processes, in the order they ran; at least one.
+
+    `planned` is how many there were to be, had there been time for all.
+    """
     first = runs[0]
     ended = next((run for run in runs if run.status != "ok"), first)
     record = Record(
         case=case,
         status=ended.status,
         reason=ended.reason[:MAX_REASON],
-        facts=_facts(runs),
+        facts=_facts(runs, planned if ended.status == "ok" else 0),
         checks=list(first.checks),
         versions=dict(first.versions),
         device=dict(first.device),
@@ -122,9 +125,7 @@ def _seconds(case: Case, runs: Sequence[Run]) -> dict[str, list[float]]:
         "vision_seconds": each("vision", stats.median),
         "prefill_seconds": each("prefill", stats.median),
         "decode_seconds_per_token": [
-            stats.block_median(run.samples["decode"], run.blocks["decode"])
-            for run in runs
-            if "decode" in run.samples
+            stats.block_median(run.samples["decode"], run.blocks["decode"]) for run in runs if "decode" in run.samples
         ],
         "decode_seconds_p99": each("decode", lambda steps: stats.quantile(steps, 0.99)),
         "generate_seconds": each("generate", stats.median),
@@ -152,7 +153,7 @@ def _round(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def _facts(runs: Sequence[Run]) -> dict[str, Any]:
+def _facts(runs: Sequence[Run], planned: int) -> dict[str, Any]:
     """What the first process observed, and how much was measured."""
     first = runs[0]
     facts = dict(first.facts)
@@ -164,6 +165,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, Any]:
     if skipped:
         facts["skipped"] = skipped
     left_out = [f"{block} in process {n}" for n, run in enumerate(runs, 1) for block in run.left_out]
+    left_out += [f"process {n}" for n in range(len(runs) + 1, planned + 1)]
     if left_out:
         facts["left_out"] = f"to stay within the case's time: {', '.join(left_out)}"
     stray = sorted(set(first.counts) - set(metrics.BY_KEY))

@@ -41,13 +41,13 @@ def run(session: Session) -> tuple[list[dict[str, Any]], dict[str, Any], dict[st
     longer = session.family.extend(session.prompt, teacher)
     whole = session.forward_whole(longer)[:, session.length - 1 :].float()  # [B, T + 1, V]
     forced = _teacher_forced(session, teacher)
-    checks = [_equal("reference", whole, forced, tolerance, ROOT)]
     again = _teacher_forced(session, teacher)
-    checks.append(_equal("repeat", forced, again, tolerance, "the same steps before"))
-    checks.append(_finite(forced))
+    # From the narrowest cause to the widest: the first that fails is the record's reason.
+    checks = [_finite(forced)]
     if case.images:
         checks.append(_image(session, forced[:, 0], tolerance))
-    session.take("decode")
+    checks.append(_equal("reference", whole, forced, tolerance, ROOT))
+    checks.append(_equal("repeat", forced, again, tolerance, "the same steps before"))
 
     tokens, seen = phases.observe_generate(session)
     session.take("generate")
@@ -70,12 +70,15 @@ def _teacher_forced(session: Session, teacher: torch.Tensor) -> torch.Tensor:
     session.ready()
     session.kind.rewind(session.cache, 0)
     _, logits = session.prefill(session.cache)
+    session.take("prefill")
     session.plan()
     rows = [logits.float()]
     for i in range(teacher.shape[1]):
-        # Compiled steps hand out their own storage; the copy keeps it from being overwritten.
-        _, logits = session.decode(teacher[:, i : i + 1].contiguous(), session.cache, i)
+        # A clone has the strides of a token that a step returned; contiguous() would keep the row's.
+        token = teacher[:, i : i + 1].clone(memory_format=torch.contiguous_format)
+        _, logits = session.decode(token, session.cache, i)
         rows.append(logits.float().clone())
+    session.take("decode")
     return torch.stack(rows, dim=1)
 
 
@@ -122,6 +125,7 @@ def _image(session: Session, logits: torch.Tensor, tolerance: float) -> Check:
     session.kind.rewind(session.cache, 0)
     session.prefill(session.cache)
     session.plan()
+    session.take("prefill")
     change = ((logits - other.float()).abs().max() / logits.abs().max()).item()
     # What no rounding explains: float32's tolerance is above its noise, bfloat16's share is a tenth.
     least = min(tolerance, 6e-3)
@@ -178,11 +182,20 @@ def _facts(session: Session, seen: phases.GenerateFacts) -> tuple[dict[str, Any]
 
 def _asked(session: Session, asked: dict[str, Any], observed: dict[str, Any]) -> list[Check]:
     """One check: everything observed is what was asked for. transformers replaces things silently."""
-    wrong = [f"{name}: asked {want}, observed {observed[name]}" for name, want in asked.items() if observed[name] != want]
+    wrong = [
+        f"{name}: asked {want}, observed {observed[name]}" for name, want in asked.items() if observed[name] != want
+    ]
     reasons = session.compiled["decode"].reasons
     if wrong and reasons:
         wrong.append(f"first reason: {reasons[0]}")
-    return [Check("asked", not wrong, "what the case, the cache kind and the runner declare", detail="; ".join(wrong))]
+    return [
+        Check(
+            "asked",
+            not wrong,
+            "what the case, the cache kind and the runner declare",
+            detail="; ".join(wrong),
+        )
+    ]
 
 
 def _sample(logits: torch.Tensor) -> list[list[float]]:

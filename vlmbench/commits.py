@@ -46,4 +46,5 @@ def subjects(hashes: Iterable[str], repo: Path) -> dict[str, str]:
         return {}
     shown = _git(repo, "log", "--no-walk", "--ignore-missing", "--stdin", "--format=%H %s", text=text)
     lines = (line.partition(" ") for line in (shown or "").splitlines())
-    return {sha: subject for sha, _, subject in lines}
+    # A subject is shown on terminals, where control characters would draw.
+    return {sha: "".join(c if c.isprintable() else "?" for c in subject) for sha, _, subject in lines}

@@ -69,7 +69,8 @@ def verdict(base: Sequence[float], head: Sequence[float], metric: Metric, *, alp
         raise UsageError(f"alpha is {alpha}: it must lie between 0 and 1, {ALPHA} by default")
     if max(len(base), len(head)) > MAX_VALUES:
         raise UsageError(
-            f"{len(base)} against {len(head)} values of {metric.name}: at most {MAX_VALUES}; give one per process"
+            f"{len(base)} against {len(head)} values of {metric.name}: at most {MAX_VALUES} a side; "
+            "give one per fresh process"
         )
     for side, values in (("base", base), ("head", head)):
         if not values:
@@ -97,7 +98,7 @@ def _noisy(base: Sequence[float], head: Sequence[float], floor: float, alpha: fl
     n, m = len(base), len(head)
     cut = _cut(min(n, m), max(n, m), alpha)
     if min(n, m) < MIN_VALUES or cut == 0:
-        need = max(MIN_VALUES, next(k for k in range(2, 2000) if 2 <= alpha * math.comb(2 * k, k)))
+        need = max(MIN_VALUES, next(k for k in range(2, 2000) if alpha * math.comb(2 * k, k) >= 2))
         return Verdict("unknown", ratio, reason=f"{n} against {m} values: at least {need} a side are needed")
     differences = np.sort(np.subtract.outer(np.log(head), np.log(base)), axis=None)
     ratio = math.exp(float(np.median(differences)))

@@ -69,7 +69,7 @@ def static_cache(config: Any, batch: int, length: int, device: str, dtype: torch
 
 
 def rewind(cache: Any, length: int) -> None:
-    """Set a transformers cache back to its first `length` positions, in place, allocating nothing.
+    """Set a transformers cache back to its first `length` positions.
 
     `Cache.crop` means different things by release and is refused by some layers; what a rewind has
     to do is the same everywhere: a counter where there is one, a slice of what grew otherwise.
@@ -85,8 +85,9 @@ def rewind(cache: Any, length: int) -> None:
             layer.keys[:, :, length:].zero_()
             layer.values[:, :, length:].zero_()
         else:
-            layer.keys = layer.keys[:, :, :length]
-            layer.values = layer.values[:, :, :length]
+            # Copies: a view keeps the longer strides, for which a compiled step would compile anew.
+            layer.keys = layer.keys[:, :, :length].contiguous()
+            layer.values = layer.values[:, :, :length].contiguous()
 
 
 def tensors_of(cache: Any) -> list[torch.Tensor]:
@@ -97,7 +98,7 @@ def tensors_of(cache: Any) -> list[torch.Tensor]:
     return found
 
 
-def image_processor_class(stem: str) -> type:
+def image_processor_class(stem: str) -> Any:
     """The image processor of `stem` that works on PIL images, without torchvision.
 
     From 5.0 it is `<stem>ImageProcessorPil`, before that the plain "slow" class.
@@ -175,9 +176,7 @@ def generation_config(model: Any, new_tokens: int, compiled: bool, device: str) 
     for holder in (model.generation_config, model.config, model.config.get_text_config(decoder=True)):
         if getattr(holder, "eos_token_id", None) is not None:
             holder.eos_token_id = None
-    config = GenerationConfig(
-        max_new_tokens=new_tokens, do_sample=False, num_beams=1, pad_token_id=0, use_cache=True
-    )
+    config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, num_beams=1, pad_token_id=0, use_cache=True)
     config.eos_token_id = None
     if compiled:
         options = transformers.generation.CompileConfig(**compile_options(device, dynamic=False))

@@ -55,7 +55,7 @@ class Compiles:
 
     def load_compiler(self) -> None:
         """Import inductor (about a second) outside any clock, and start to catch the code it writes."""
-        import torch._inductor.compile_fx
+        import torch._inductor.compile_fx  # noqa: F401
         from torch._inductor.graph import GraphLowering
 
         GraphLowering.save_output_code = staticmethod(self._code.append)

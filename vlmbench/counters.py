@@ -30,37 +30,45 @@ def count(session: Session) -> tuple[dict[str, int], dict[str, Any]]:
     case = session.case
     compiles = session.kind.expected(session.compiling, "decode").compiled
     position = min(POSITION, case.new_tokens - 1)
+    session.ready()
     _all_steps(session)  # a growing cache settles only by decoding
     session.take("decode")
     metrics: dict[str, int] = {}
 
-    def at_position() -> Callable[[], object]:
+    token = session.first
+
+    def go_to_position() -> None:
+        nonlocal token
         session.ready()
         token = session.first
         for i in range(position):
             token, _ = session.decode(token, session.cache, i)
-        return lambda: session.decode(token, session.cache, position)
 
-    decode_ops = _ops(at_position(), compiles)
+    def one_step() -> object:
+        return session.decode(token, session.cache, position)
+
+    go_to_position()
+    session.take("decode")
+    decode_ops = _ops(one_step, compiles)
     metrics["aten_ops_per_token"] = decode_ops.total()
-    metrics["python_calls_per_token"] = meters.count_python_calls(at_position())
-    metrics["allocations_per_token"] = session.device.memory(at_position()).allocations
+    go_to_position()
+    metrics["python_calls_per_token"] = meters.count_python_calls(one_step)
+    metrics["allocations_per_token"] = session.device.memory(one_step, go_to_position).allocations
     for phase in ("vision", "prefill"):
         if phase == "vision" and not case.images:
             continue
         step = phases.STEPS[phase](session)
         compiled = phase == "prefill" and case.compile_prefill
         step.reset()
-        step.run()
-        step.reset()
         metrics[f"aten_ops.{phase}"] = _ops(step.run, compiled).total()
         step.reset()
         metrics[f"python_calls.{phase}"] = meters.count_python_calls(step.run)
-    session.take("prefill" if case.compile_prefill else "decode")
+    session.take("prefill")
     metrics |= _memory(session)
     facts: dict[str, Any] = {"ops": dict(decode_ops.most_common(12))}
+    counted = ("prefill", "decode", "generate") if case.compile_prefill else ("decode", "generate")
     for phase, seen in session.compiled.items():
-        if session.compiling and (phase != "prefill" or case.compile_prefill):
+        if session.compiling and phase in counted:
             metrics |= {f"{name}.{phase}": value for name, value in seen.counts().items()}
         if seen.reasons:
             facts.setdefault("reasons", {})[phase] = seen.reasons[:4]
@@ -70,7 +78,7 @@ def count(session: Session) -> tuple[dict[str, int], dict[str, Any]]:
 
 
 def _all_steps(session: Session) -> None:
-    session.ready()
+    """All new tokens on the session's own cache, as `ready()` left it."""
     token = session.first
     for i in range(session.case.new_tokens):
         token, _ = session.decode(token, session.cache, i)
@@ -85,17 +93,18 @@ def _memory(session: Session) -> dict[str, int]:
         return cache, session.prefill(cache)
 
     found["peak_bytes.prefill"] = session.device.memory(prefill_fresh).peak
-    session.ready()
+    session.take("prefill")
 
-    def decode_all() -> None:
-        token = session.first
-        for i in range(session.case.new_tokens):
-            token, _ = session.decode(token, session.cache, i)
+    def decoded_and_back() -> None:
+        # The blocks that decoding replaces must have been seen allocated: those of a decode before.
+        session.ready()
+        _all_steps(session)
+        session.ready()
 
-    found["peak_bytes.decode"] = session.device.memory(decode_all).peak
+    found["peak_bytes.decode"] = session.device.memory(lambda: _all_steps(session), decoded_and_back).peak
+    session.take("decode")
     found["cache_bytes"] = session.kind.nbytes(session.cache)
-    session.generate()
-    request = session.device.memory(session.generate)
+    request = session.device.memory(session.generate, session.generate)
     found["peak_bytes.generate"] = request.peak
     found["retained_bytes"] = request.retained
     session.take("generate")

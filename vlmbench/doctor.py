@@ -101,7 +101,11 @@ def examine(root: Path = Path("/"), environment: Mapping[str, str] = os.environ)
         *_memory_warnings(found.memory),
         *_gpu_warnings(found.devices),
         *(
-            Warned(f"{name} is set to '{environment[name]}'", why, f"unset {name} unless that is what you measure")
+            Warned(
+                f"{name} is set to '{environment[name]}'",
+                why,
+                f"unset {name} unless that is what you measure",
+            )
             for name, why in VARIABLES.items()
             if environment.get(name)
         ),
@@ -208,7 +212,7 @@ def _cpu_warnings(cpu: Mapping[str, Any]) -> list[Warned]:
                 "run: sudo cpupower frequency-set -g performance",
             )
         )
-    if cpu["quota"] is not None and cpu["quota"] < len(cpu["affinity"] or [0]) * 2:
+    if cpu["quota"] is not None and cpu["quota"] < (len(cpu["affinity"]) or cpu["cores"]):
         found.append(
             Warned(
                 f"CPU quota of {cpu['quota']:.3g} cores",
@@ -239,9 +243,7 @@ def _memory(root: Path) -> dict[str, Any]:
     sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE))
     chosen = re.search(r"\[(\w+)\]", _read(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     limit = _read(root / "sys/fs/cgroup/memory.max")
-    total, available = (
-        int(sizes[name]) * 1024 if name in sizes else None for name in ("MemTotal", "MemAvailable")
-    )
+    total, available = (int(sizes[name]) * 1024 if name in sizes else None for name in ("MemTotal", "MemAvailable"))
     return {
         "total": total,
         "available": available,
@@ -268,10 +270,11 @@ def _gpus() -> list[dict[str, Any]]:
     names = gpu_names()
     try:
         nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:
-        # Broad on purpose: NVML's own exception type cannot be named where its binding is missing.
+    except ImportError:
         return [{"name": name} for name in names]
+    if not names:
+        return []
+    nvml.nvmlInit()
     found: list[dict[str, Any]] = []
     try:
         for index, name in enumerate(names):
@@ -301,7 +304,7 @@ def _gpu_warnings(gpus: list[dict[str, Any]]) -> list[Warned]:
     return [
         Warned(
             f"GPU {index} ({gpu['name']}) is in use",
-            f"{gpu.get('use_percent', 0)} % busy with {_gigabytes(gpu.get('memory_used', 0))} taken by others",
+            f"{gpu.get('use_percent', 0)} % busy, {_gigabytes(gpu.get('memory_used', 0))} taken",
             "see nvidia-smi for whose it is, or choose another with CUDA_VISIBLE_DEVICES",
         )
         for index, gpu in enumerate(gpus)

@@ -43,7 +43,8 @@ def load_image(path: str) -> Image.Image:
         with Image.open(where, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise UsageError(
-                    f"image '{where}' has {image.width} x {image.height} pixels, more than {MAX_PIXELS}: shrink it first"
+                    f"image '{where}' has {image.width} x {image.height} pixels, more than {MAX_PIXELS}: "
+                    "shrink it first"
                 )
             return (ImageOps.exif_transpose(image) or image).convert("RGB")
     except FileNotFoundError:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,10 @@ class Effort:
     """How much is measured, and the longest any answer may take. Never part of a case's identity.
 
     Repeats and decode blocks are upper bounds: a phase stops when it has taken `phase_seconds` in a
-    process, but not before its first. When a case would take more than `case_seconds`, later
-    processes leave out requests and generate, which other processes have given. Limits in seconds;
-    every one of them is generous, as it only has to tell slow from hung.
+    process, but not before its first. A case that would take more than `case_seconds`, cold compiling
+    not counted, gets fewer values where it has one already: later processes leave out requests, then
+    generate, and at last are left out themselves. Limits in seconds; every one of them is generous,
+    as it only has to tell slow from hung.
     """
 
     processes: int = 3
@@ -74,55 +75,55 @@ def measure(
     lock: Path | None = None,
     compile_threads: int | None = None,
 ) -> Record:
-    """The record of one case from `processes` fresh processes (`effort.processes` unless given).
+    """The record of one case from `processes` fresh processes, all of which then run in full whatever
+    time they take; unless given, from at most `effort.processes`.
 
     Timed blocks are pinned to `core` and hold `lock`. The private inductor cache is made under
     `folder` and removed. Nothing a worker does raises here: it becomes the record's status and reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
     inductor = Path(tempfile.mkdtemp(prefix="inductor-", dir=folder.absolute()))
-    plan = _Plan(case, effort, processes or effort.processes, core, lock, progress or (lambda text: None))
+    if processes is not None:
+        effort = replace(effort, processes=processes, case_seconds=math.inf)
+    plan = _Plan(case, effort, core, lock, progress or (lambda text: None))
     environment = worker_environment(case.threads, inductor, compile_threads)
     try:
-        while len(plan.runs) < plan.processes:
-            run = plan.next_run()
+        while (run := plan.next_run()) is not None:
             _process(plan, run, launcher, environment)
             if run.status != "ok":
                 break
     finally:
         shutil.rmtree(inductor, ignore_errors=True)
-    return assemble(case, plan.runs)
+    return assemble(case, plan.runs, effort.processes)
 
 
 class _Plan:
     """What is to be asked of the next process, given what the ones before gave and took."""
 
-    def __init__(
-        self,
-        case: Case,
-        effort: Effort,
-        processes: int,
-        core: int | None,
-        lock: Path | None,
-        progress: Progress,
-    ) -> None:
+    def __init__(self, case: Case, effort: Effort, core: int | None, lock: Path | None, progress: Progress) -> None:
         self.case = case
         self.effort = effort
-        self.processes = processes
         self.core = core
         self.lock = lock
         self.runs: list[Run] = []
         self._progress = progress
         self._started = time.monotonic()
 
-    def next_run(self) -> Run:
-        """A new run, `left_out` filled in."""
+    def next_run(self) -> Run | None:
+        """A new run, `left_out` filled in; None when there are enough or no time is left."""
+        left = self.effort.processes - len(self.runs)
+        if left < 1:
+            return None
         role = "plain"
         if RUNNERS[self.case.runner].compiles:
             role = "warm" if self.runs else "cold"
         run = Run(role)
-        if self.runs:
-            run.left_out = self._too_much(role)
+        given = [other for other in self.runs if other.role == role]
+        if given:
+            remaining = self.effort.case_seconds - self._spent()
+            run.left_out, expected = _too_much(given, remaining / left)
+            if expected > remaining:
+                return None
         self.runs.append(run)
         return run
 
@@ -138,31 +139,34 @@ class _Plan:
 
     def says(self, what: str) -> None:
         """Report progress."""
-        self._progress(f"process {len(self.runs)}/{self.processes}: {what}")
+        self._progress(f"process {len(self.runs)}/{self.effort.processes}: {what}")
 
     def limit(self, seconds: float) -> float:
         """A limit with the allowance for the case's tokens."""
         return seconds + self.effort.token_limit * self.case.new_tokens
 
-    def _too_much(self, role: str) -> list[str]:
-        """Blocks to leave out so that the processes still to come fit into the case's time.
+    def _spent(self) -> float:
+        """Seconds this case has taken, without what was compiled with an empty inductor cache."""
+        cold = [run.walls.get(block, 0) for run in self.runs if run.role == "cold" for block in ("compile", "requests")]
+        return time.monotonic() - self._started - sum(cold)
 
-        Only what a process of the same kind has given already: a metric with fewer values is less
-        certain, a metric without any is missing.
-        """
-        left = self.processes - len(self.runs)
-        allowed = (self.effort.case_seconds - (time.monotonic() - self._started)) / left
-        given = [run for run in self.runs if run.role == role]
-        if not given:
-            return []
-        walls = given[-1].walls
-        expected = sum(wall for block, wall in walls.items() if block not in ("check", "count"))
-        out: list[str] = []
-        for block in ("requests", "generate"):
-            if expected > allowed and block in walls:
-                out.append(block)
-                expected -= walls[block]
-        return out
+
+def _too_much(given: Sequence[Run], allowed: float) -> tuple[list[str], float]:
+    """Blocks that the next process is to leave out to take at most `allowed` seconds, and what it
+    will take then, going by processes of its kind.
+
+    Only what they have given already: a metric with fewer values is less certain, one without any
+    is missing.
+    """
+    # Blocks left out before keep what they took when they were last asked for.
+    walls = {block: wall for run in given for block, wall in run.walls.items()}
+    expected = sum(wall for block, wall in walls.items() if block not in ("check", "count"))
+    out: list[str] = []
+    for block in ("requests", "generate"):
+        if expected > allowed and block in walls:
+            out.append(block)
+            expected -= walls[block]
+    return out, expected
 
 
 def _process(plan: _Plan, run: Run, launcher: Launcher, environment: dict[str, str]) -> None:
@@ -321,11 +325,18 @@ def measure_all(
     """
     folder.mkdir(parents=True, exist_ok=True)
     cores = available_cores()
-    lock = folder / "timed.lock" if jobs > 1 else None
+    lock = folder.absolute() / "timed.lock" if jobs > 1 else None
     compile_threads = max(1, len(cores) // jobs) if jobs > 1 else None
     # Highest first: core 0 serves most interrupts.
     slots = [cores[-1 - i % len(cores)] for i in range(jobs)]
+    # Jobs share the machine, so each may take longer.
+    effort = replace(effort, case_seconds=effort.case_seconds * jobs)
     stop, order, told = threading.Event(), threading.Lock(), threading.Lock()
+
+    def progress(case: Case, text: str) -> None:
+        if on_progress is not None:
+            with told:
+                on_progress(case, text)
 
     def one(case: Case) -> Record | None:
         with order:
@@ -339,22 +350,25 @@ def measure_all(
                 processes=processes,
                 folder=folder,
                 effort=effort,
-                progress=lambda text: _tell(told, on_progress, case, text),
+                progress=lambda text: progress(case, text),
                 core=core if case.threads == 1 else None,
                 lock=lock,
                 compile_threads=compile_threads,
             )
+            with told:
+                # A worker that was ended from outside makes no broken record.
+                if stop.is_set():
+                    return None
+                append_line(ledger, fitted_line(Envelope("record", run, subject, commit, machine, case.id), record))
+                if on_record is not None:
+                    on_record(record)
+            return record
+        except BaseException:
+            stop.set()
+            raise
         finally:
             with order:
                 slots.append(core)
-        # A worker ended from outside makes no broken record.
-        if stop.is_set():
-            return None
-        envelope = Envelope("record", run, subject, commit, machine, case.id)
-        with told:
-            append_line(ledger, fitted_line(envelope, record))
-        _tell(told, on_record, record)
-        return record
 
     pool = ThreadPoolExecutor(jobs, thread_name_prefix="case")
     futures = [pool.submit(one, case) for case in cases]
@@ -378,9 +392,3 @@ def available_cores() -> list[int | None]:
         return [*sorted(os.sched_getaffinity(0))]
     except AttributeError:
         return [None]
-
-
-def _tell(told: threading.Lock, listener: Callable[..., None] | None, *args: Any) -> None:
-    if listener is not None:
-        with told:
-            listener(*args)

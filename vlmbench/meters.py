@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import itertools
 import os
 import platform
 import sys
@@ -23,6 +24,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vlmbench.errors import UsageError
+
+#: Name of the profiler's mark around the run whose memory counts.
+_WATCHED = "vlmbench.watched"
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,12 @@ class Device(Protocol):
     def seconds(self, marks: Sequence[Any]) -> list[float]:
         """Seconds between successive marks; waits for the device."""
 
-    def memory(self, run: Callable[[], object]) -> MemoryUse:
-        """Run once, drop what it returns, and say what was allocated."""
+    def memory(self, run: Callable[[], object], before: Callable[[], object] | None = None) -> MemoryUse:
+        """What one `run` allocates, its output dropped at the end.
+
+        `before` brings about the state to start from: under the same watch, so that blocks which the
+        run replaces are known, and replacing them is not taken for keeping more.
+        """
 
     def info(self) -> dict[str, Any]:
         """Name and state of the device for the record."""
@@ -63,19 +71,27 @@ class Cpu:
 
     def seconds(self, marks: Sequence[int]) -> list[float]:
         """Seconds between successive marks."""
-        return [(b - a) / 1e9 for a, b in zip(marks, marks[1:], strict=False)]
+        return [(b - a) / 1e9 for a, b in itertools.pairwise(marks)]
 
-    def memory(self, run: Callable[[], object]) -> MemoryUse:
-        """Allocation events of torch's profiler during `run`."""
+    def memory(self, run: Callable[[], object], before: Callable[[], object] | None = None) -> MemoryUse:
+        """Allocation events of torch's profiler during `run`.
+
+        It knows the size only of those freed blocks that it saw allocated, hence `before` inside.
+        """
         gc.collect()
         activities = [torch.profiler.ProfilerActivity.CPU]
         with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-            output = run()
-            del output
+            if before is not None:
+                before()
             gc.collect()
-        results = profile.profiler.kineto_results  # type: ignore[union-attr]
+            with torch.profiler.record_function(_WATCHED):
+                output = run()
+                del output
+                gc.collect()
+        events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+        start = next(e.start_ns() for e in events if e.name() == _WATCHED)
         held = peak = allocations = 0
-        changes = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]
+        changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]" and e.start_ns() >= start]
         for _, size in sorted(changes, key=lambda change: change[0]):
             allocations += size > 0
             held += size
@@ -112,10 +128,12 @@ class Cuda:
     def seconds(self, marks: Sequence[Any]) -> list[float]:
         """Seconds between successive events (they count in milliseconds)."""
         self.cuda.synchronize()
-        return [a.elapsed_time(b) / 1e3 for a, b in zip(marks, marks[1:], strict=False)]
+        return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
 
-    def memory(self, run: Callable[[], object]) -> MemoryUse:
+    def memory(self, run: Callable[[], object], before: Callable[[], object] | None = None) -> MemoryUse:
         """Figures of the caching allocator around `run`."""
+        if before is not None:
+            before()
         gc.collect()
         self.cuda.synchronize()
         self.cuda.reset_peak_memory_stats()
@@ -132,12 +150,9 @@ class Cuda:
     def info(self) -> dict[str, Any]:
         """Name, driver, clocks and temperature by NVML; what NVML does not say is left out."""
         found: dict[str, Any] = {"type": "cuda", "name": self.cuda.get_device_name(), "cpu": _cpu_name()}
-        nvml = self.nvml
+        nvml = self.nvml or _nvml()
         if nvml is None:
-            try:
-                import pynvml as nvml
-            except ImportError:
-                return found
+            return found
         try:
             nvml.nvmlInit()
             handle = self._handle(nvml)
@@ -179,6 +194,16 @@ def device(name: str) -> Device:
             )
         return Cuda()
     raise UsageError(f"unknown device '{name}': valid are auto, cpu, cuda")
+
+
+def settle() -> None:
+    """Collect garbage and take what is left out of the collector's sight.
+
+    The libraries' hundreds of thousands of objects stay for good, and looking through them would
+    make every later collection take a quarter of a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @contextlib.contextmanager
@@ -256,6 +281,14 @@ def count_profiled(run: Callable[[], object]) -> Counter[str]:
         if parent is None:
             found[event.name] += 1
     return found
+
+
+def _nvml() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
 
 
 def _read(path: str) -> str:

@@ -85,7 +85,7 @@ METRICS: tuple[Metric, ...] = (
 )
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
-BY_KEY: dict[str, Metric] = {key: metric for metric in METRICS for key in metric.keys()}
+BY_KEY: dict[str, Metric] = {key: metric for metric in METRICS for key in metric.keys()}  # noqa: SIM118
 
 
 def tokens_per_second(seconds_per_token: float, batch: int = 1) -> float:

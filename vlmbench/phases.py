@@ -66,7 +66,7 @@ class Session:
         self.compiling = RUNNERS[case.runner] is not eager
         self.compiles = compiles
         self.compiling = RUNNERS[case.runner] is not eager
-        self.compiled: dict[str, Compiled] = {phase: Compiled() for phase in ("prefill", "decode", "generate")}
+        self.compiled: dict[str, Compiled] = {phase: Compiled() for phase in (*STEPS, "decode")}
         make = RUNNERS[case.runner]
         self.decode_step = make(self._decode_step, case.device, kind.static_shape)
         prefill_runner = make if case.compile_prefill else eager
@@ -161,14 +161,15 @@ class Session:
         if self._cache is None:
             self._cache = self.new_cache()
             self._first, _ = self.prefill(self._cache)
+            self.take("prefill")
             self.plan()
         else:
             self.kind.rewind(self._cache, self.length)
 
     def plan(self) -> None:
         """Position arguments of every decode step, made once: making them is not the cache's cost."""
-        steps, batch = self.case.new_tokens, self.case.batch
-        self._positions = self.family.positions(self.model, self.length, steps, batch)
+        steps = self.case.new_tokens
+        self._positions = self.family.positions(self.model, self.prompt, steps)
         if self.arguments.cache_position:
             where = torch.arange(self.length, self.length + steps, device=self.model.device)
             self._cache_positions = list(where.split(1))
@@ -187,7 +188,7 @@ class Session:
         return self._cache
 
     def take(self, phase: str) -> Compiled:
-        """Book what was compiled since the last call under `phase`."""
+        """Book what was compiled since the last call under `phase`: called behind each piece of work."""
         self.compiles.take(self.compiled[phase])
         return self.compiled[phase]
 

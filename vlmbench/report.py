@@ -110,12 +110,14 @@ def _megabytes(key: str) -> Cell:
 
 def _graphs(record: Record, reference: Record | None) -> str:
     counts = [value(record, f"{name}.decode") for name in ("graphs", "graph_breaks", "recompiles")]
-    return "/".join("-" if math.isnan(c) else f"{c:.0f}" for c in counts) if value(record, "graphs.decode") else ""
+    if all(math.isnan(count) for count in counts):
+        return ""
+    return "/".join("-" if math.isnan(count) else f"{count:.0f}" for count in counts)
 
 
 COLUMNS: tuple[Column, ...] = (
     Column(("decode", "ms/token"), 10, _milliseconds(COMPARED, spread=True)),
-    Column(("", "tokens/s"), 8, _tokens),
+    Column(("", "tok/s"), 6, _tokens),
     Column(("vision", "ms"), 6, _milliseconds("vision_seconds")),
     Column(("prefill", "ms"), 7, _milliseconds("prefill_seconds")),
     Column(("generate", "ms"), 8, _milliseconds("generate_seconds")),
@@ -127,6 +129,7 @@ COLUMNS: tuple[Column, ...] = (
 )
 LEGEND = {
     "±": "±: half the range over the median of fresh processes",
+    "tok/s": "tok/s: tokens decoded a second, all rows of the batch together",
     "g/b/r": "g/b/r: graphs, graph breaks and recompiles of decode",
 }
 
@@ -180,7 +183,7 @@ class RowPrinter:
         if self._heading:
             shown = " ".join(title for column in self._columns for title in column.title)
             notes = [text for sign, text in LEGEND.items() if sign == "±" or sign in shown]
-            self._print("\n" + "; ".join(notes), style="dim")
+            self._print("", *notes, style="dim")
 
     def _line(self, name: str, cells: Sequence[str]) -> str:
         fields = [f"{cell:>{column.width}}" for cell, column in zip(cells, self._columns, strict=True)]
@@ -202,9 +205,7 @@ def print_records(console: Console, records: Sequence[Record]) -> None:
     order = {id(record): i for i, record in enumerate(records)}
     # The reference of a group comes first, so that its rows can be compared with it.
     groups = list(dict.fromkeys(_group(record.case) for record in records))
-    for record in sorted(
-        records, key=lambda r: (groups.index(_group(r.case)), r not in references, order[id(r)])
-    ):
+    for record in sorted(records, key=lambda r: (groups.index(_group(r.case)), r not in references, order[id(r)])):
         printer.row(record)
     printer.finish()
 
@@ -215,7 +216,5 @@ def _short(case: Case) -> str:
 
 def _group(case: Case) -> str:
     """The case's id without cache kind and runner: what a heading says."""
-    extra = case.id.split("/", 2)[2].removeprefix(case.runner) if "/" not in case.model else ""
-    if "/" in case.model:
-        extra = case.id.removeprefix(f"{case.model}/{case.cache}/{case.runner}")
+    extra = case.id.removeprefix(f"{case.model}/{case.cache}/{case.runner}")
     return case.model + extra.replace("+", "  ")

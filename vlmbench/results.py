@@ -1,4 +1,4 @@
-"""asv's results tree and the record ledgers beside it → one tidy table. The only module that knows the formats.
+"""asv's results tree and the record ledgers beside it → one tidy table; alone knows their formats.
 
 Reads any asv project's tree as found in the wild: file and folder names mean nothing (the commit is
 `commit_hash`, the machine `params.machine`), numbers may be NaN or Infinity, rows end where only
@@ -46,7 +46,19 @@ MAX_LINE_PROBLEMS = 20
 
 STATUSES = ("ok", "failed", "skipped")
 #: Columns with the same value for all rows of one benchmark in one file.
-_BLOCK = ("commit", "date", "machine", "env", "benchmark", "metric", "unit", "version", "started", "duration", "file")
+_BLOCK = (
+    "commit",
+    "date",
+    "machine",
+    "env",
+    "benchmark",
+    "metric",
+    "unit",
+    "version",
+    "started",
+    "duration",
+    "file",
+)
 _TIMES = ("date", "started")
 _STATS = {"ci_low": "ci_99_a", "ci_high": "ci_99_b", "q25": "q_25", "q75": "q_75"}
 _HUGE = 2**1000
@@ -61,8 +73,8 @@ class Problem(NamedTuple):
     reason: str
 
 
-class Combinations(NamedTuple):
-    """The parameter combinations of a benchmark in asv's order: dicts, and series names as asv prints them."""
+class _Combinations(NamedTuple):
+    """Parameter combinations of a benchmark in asv's order: dicts, and series names as asv prints them."""
 
     params: list[dict[str, Any]]
     series: list[str]
@@ -130,7 +142,8 @@ def _literal(text: str) -> Any:
         return text
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
+            # Odd escapes in foreign texts: a DeprecationWarning up to Python 3.11, then a SyntaxWarning.
+            warnings.simplefilter("ignore")
             return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
@@ -281,7 +294,7 @@ class _Columns:
             raise _Damaged("its params are not lists")
         key = (benchmark, *(tuple(str(value) for value in axis) for axis in axes))
         if key not in self.combinations:
-            made = combinations(benchmark, key[1:], names)
+            made = _product(benchmark, key[1:], names)
             for name, params_of in zip(made.series, made.params, strict=True):
                 if name not in self.series:
                     self.series[name] = len(self.series)
@@ -326,14 +339,14 @@ class _Columns:
         return frame
 
 
-def combinations(benchmark: str, axes: Sequence[Sequence[str]], names: Any) -> Combinations:
-    """All combinations of the `repr` texts in `axes`, named by `names` or, as asv does, param1, param2, ..."""
+def _product(benchmark: str, axes: Sequence[Sequence[str]], names: Any) -> _Combinations:
+    """All combinations of the `repr` texts in `axes`, named by `names`, or param1, param2 as asv does."""
     size = math.prod(len(axis) for axis in axes)
     if size > MAX_COMBINATIONS:
         raise _Damaged(f"{size} parameter combinations exceed {MAX_COMBINATIONS}")
     fits = isinstance(names, list) and len(names) == len(axes) == len({str(name) for name in names})
     shown = [str(name) for name in names] if fits else [f"param{i + 1}" for i in range(len(axes))]
-    made = Combinations([], [])
+    made = _Combinations([], [])
     for values in itertools.product(*axes):
         made.params.append(dict(zip(shown, (_literal(value) for value in values), strict=True)))
         made.series.append(f"{benchmark}({', '.join(values)})" if values else benchmark)

@@ -10,119 +10,27 @@ projects have a ratio but no verdict, since asv's samples of one process are not
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
 from vlmbench import commits
-from vlmbench.compare import Verdict, in_words, verdict
+from vlmbench.compare import Verdict, verdict
+from vlmbench.differences import Comparison, Group, Revision, Series, render
 from vlmbench.errors import UsageError, unknown
 from vlmbench.metrics import BY_KEY, tokens_per_second
-from vlmbench.results import Problem, Tree, read_tree
-from vlmbench.schema import Record, clean
+from vlmbench.results import Tree, read_tree
+from vlmbench.schema import Record
 
-Group = Literal["broken", "regression", "improvement", "unknown", "unmeasured", "same"]
-
-#: Order in which a reader needs them.
-GROUPS: tuple[Group, ...] = ("broken", "regression", "improvement", "unknown", "unmeasured", "same")
 #: Revisions listed in an error.
 MAX_LISTED = 10
+#: Relative difference up to which asv's median and a record's value are one number: records keep six digits.
+MATCH = 2e-5
 
-
-@dataclass(frozen=True)
-class Revision:
-    """A commit with results: what the user called it, its full hash, date (ISO) and subject line."""
-
-    name: str
-    commit: str
-    date: str = ""
-    subject: str = ""
-
-    def __str__(self) -> str:
-        short = self.commit[:8]
-        return short if self.commit.startswith(self.name) else f"{self.name} ({short})"
-
-
-@dataclass(frozen=True)
-class Series:
-    """One benchmark × parameters on one machine, before and after.
-
-    `before` and `after` are in `unit`, None where there is no value; `tokens_before`, `tokens_after`
-    are tokens per second for series in seconds per token. `group` is the verdict's state, or
-    "unmeasured", for which `reason` says what is missing.
-    """
-
-    machine: str
-    env: str
-    benchmark: str
-    metric: str
-    params: dict[str, Any]
-    unit: str
-    before: float | None
-    after: float | None
-    group: Group
-    verdict: Verdict
-    reason: str = ""
-    tokens_before: float | None = None
-    tokens_after: float | None = None
-
-    @property
-    def words(self) -> str:
-        """The change for people: "1.12x slower"."""
-        return in_words(self.verdict.ratio, self.unit)
-
-    @property
-    def label(self) -> str:
-        """Metric or benchmark and the parameters' values."""
-        return " ".join([self.metric or self.benchmark, *(str(value) for value in self.params.values())])
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; `ratio` is head / base, below 1 is better."""
-        data = asdict(self)
-        data.pop("verdict")
-        shown = {"ratio": self.verdict.ratio, "interval": [self.verdict.low, self.verdict.high]}
-        return data | shown | {"words": self.words}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two revisions on the machines that measured both; `notes` are what a reader must know besides."""
-
-    base: Revision
-    head: Revision
-    machines: tuple[str, ...]
-    series: tuple[Series, ...]
-    notes: tuple[str, ...] = ()
-    problems: tuple[Problem, ...] = ()
-
-    def group(self, name: Group) -> list[Series]:
-        """The series of one group, the largest change first; unmeasured ones by name."""
-        found = [series for series in self.series if series.group == name]
-        return sorted(found, key=_name if name == "unmeasured" else _distance)
-
-    def counts(self) -> dict[str, int]:
-        """How many series each group has, in the order of GROUPS."""
-        found = Counter(series.group for series in self.series)
-        return {name: found[name] for name in GROUPS}
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, non-finite numbers as null."""
-        groups = [series.to_json() for name in GROUPS for series in self.group(name)]
-        return clean(
-            {
-                "base": asdict(self.base),
-                "head": asdict(self.head),
-                "machines": self.machines,
-                "counts": self.counts(),
-                "series": groups,
-                "notes": self.notes,
-                "problems": [problem._asdict() for problem in self.problems],
-            }
-        )
+__all__ = ["compare_revisions", "render"]
 
 
 def compare_revisions(
@@ -146,15 +54,6 @@ def compare_revisions(
         join.machine(name, *(side[side["machine"] == name] for side in sides))
     notes += join.notes()
     return Comparison(before, after, machines, tuple(join.series), tuple(notes), tuple(tree.problems))
-
-
-def _distance(series: Series) -> tuple[float, str]:
-    ratio = series.verdict.ratio
-    return (-abs(math.log(ratio)) if 0 < ratio < math.inf else -math.inf, series.label)
-
-
-def _name(series: Series) -> tuple[float, str]:
-    return (0.0, series.label)
 
 
 class _Known:
@@ -210,7 +109,9 @@ def _machines(
     notes = [f"machine '{m}' has not measured {revision}" for m, revision in lacking]
     if not both:
         _, revision = lacking[0]
-        raise UsageError(f"no machine has measured both: {'; '.join(notes)}: run `asv run {revision.commit[:8]}^!` there")
+        raise UsageError(
+            f"no machine has measured both: {'; '.join(notes)}: run `asv run {revision.commit[:8]}^!` there"
+        )
     return tuple(both), notes
 
 
@@ -226,7 +127,8 @@ class _Join:
 
     def __post_init__(self) -> None:
         self.records: dict[tuple[str, ...], list[Record]] = {}
-        for (commit, machine, case), record in sorted(self.tree.records.items(), key=lambda item: len(item[0][2])):
+        plainest_first = sorted(self.tree.records.items(), key=lambda item: len(item[0][2]))
+        for (commit, machine, _), record in plainest_first:
             if commit in (self.base.commit, self.head.commit):
                 names = (record.case.model, record.case.cache, record.case.runner)
                 self.records.setdefault((commit, machine, *names), []).append(record)
@@ -329,7 +231,7 @@ class _Join:
                     return record
                 continue
             value = record.metrics.get(row.metric, {}).get("value")
-            if isinstance(value, int | float) and math.isclose(value, row.value, rel_tol=1e-6):
+            if isinstance(value, int | float) and math.isclose(value, row.value, rel_tol=MATCH):
                 return record
         return None
 

@@ -24,7 +24,7 @@ def compiled(step: Step, device: str, static_shape: bool) -> Step:
     """
     options = compat.compile_options(device, dynamic=False if static_shape else None)
     fast = torch.compile(step, **options)
-    if options["mode"] != "reduce-overhead":
+    if options.get("mode") != "reduce-overhead":
         return fast
 
     def copied(*args: Any, **kwargs: Any) -> Any:

@@ -156,7 +156,7 @@ class Record:
         if status not in ("ok", "unsupported", "broken"):
             raise UsageError(f"record with status {status!r}")
         shapes = {"reason": str, "protocol": str, "checks": list, "raw": list}
-        values = {}
+        values: dict[str, Any] = {}
         for f in fields(cls)[2:]:
             value = data.get(f.name, shapes.get(f.name, dict)())
             if not isinstance(value, shapes.get(f.name, dict)):

@@ -31,7 +31,7 @@ from typing import Any
 from vlmbench import kinds
 from vlmbench.errors import Unsupported, UsageError, VlmbenchError
 from vlmbench.metrics import BY_KEY
-from vlmbench.schema import PROTOCOL, Case, Record, decode_line, write_atomic
+from vlmbench.schema import PROTOCOL, Case, Envelope, Record, decode_line, encode_line, write_atomic
 
 #: Fresh processes a case when rigorous: asv's test can flag nothing below eight values a side.
 RIGOROUS = 8
@@ -41,6 +41,10 @@ TIMEOUT = 3600
 PREFETCH_TIMEOUT = 6 * 3600
 
 LEDGER = "ledger.jsonl"
+#: The repository whose commits are compared.
+SUBJECT = "vlmbench"
+#: Kind and case of the line which says that all cases of a commit's default suite have been measured.
+SUITE_LINE = "suite"
 
 
 def benchmark(key: str, compiling_only: bool = False) -> Callable[..., Any]:
@@ -85,7 +89,11 @@ def setup_cache() -> str:
     scratch = Path.cwd()
     device = _facts(scratch)["device"]
     if os.environ.get("VLMBENCH_PREFETCH") == "1":
-        _measure(kinds.default_cases(device), scratch, jobs=int(os.environ.get("VLMBENCH_JOBS", "1")))
+        cases = kinds.default_cases(device)
+        _measure(cases, scratch, jobs=int(os.environ.get("VLMBENCH_JOBS", "1")))
+        run, commit = _facts(scratch)["run"], os.environ.get("ASV_COMMIT", "")
+        whole = Envelope(SUITE_LINE, run, SUBJECT, commit, machine(), SUITE_LINE)
+        publish(encode_line(whole, {"cases": [case.id for case in cases]}))
     return str(scratch)
 
 
@@ -139,7 +147,7 @@ def value(record: Record, key: str) -> Any:
 
 
 def publish(line: str) -> Path | None:
-    """Put one record's line beside asv's results of this commit, in the place of the case's older one.
+    """Put one line beside asv's results of this commit, in the place of the same case's older one.
 
     Returns the file, or None outside an asv run that stores results under a commit.
     """
@@ -214,7 +222,7 @@ def _measure(cases: list[Case], scratch: Path, jobs: int) -> None:
                 folder=folder,
                 ledger=ledger,
                 run=_facts(scratch)["run"],
-                subject="vlmbench",
+                subject=SUBJECT,
                 commit=os.environ.get("ASV_COMMIT", ""),
                 machine=machine(),
                 jobs=jobs,

@@ -75,6 +75,8 @@ class Worker:
 
     def open(self, request: dict[str, Any]) -> dict[str, Any]:
         """Build the model once and make a session of every case; a case that cannot be has an error of its own."""
+        from vlmbench import meters
+
         cases = [Case.from_json(data) for data in request["cases"]]
         first = cases[0]
         shared = {(c.model, c.checkpoint, c.dtype, c.attention, c.device) for c in cases}
@@ -89,6 +91,7 @@ class Worker:
                 answers[case.id] = {"facts": self._open_case(case, family, loaded)}
             except Exception as error:
                 answers[case.id] = {"error": describe(error)}
+        meters.settle()
         return {"cases": answers, "build_seconds": seconds}
 
     def _load(self, case: Case) -> tuple[Any, Any]:
@@ -173,14 +176,13 @@ class Worker:
         compiling = phase in ("compile", "requests") and session.compiling
         if compiling:
             samples = loops[phase](session, n)
+            meters.settle()
         else:
             if phase in ("prefill", "decode"):
                 session.ready()
             with meters.timed_block(self.core if session.case.threads == 1 else None, self.lock):
-                samples = (
-                    loops[phase](session, n) if phase in loops else phases.time_steps(session, phase, n)
-                )
-        session.take("generate" if phase in ("requests", "generate") else "decode")
+                samples = loops[phase](session, n) if phase in loops else phases.time_steps(session, phase, n)
+        session.take({"requests": "generate", "compile": "decode"}.get(phase, phase))
         return {"samples": samples, "facts": {}}
 
     def close(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +203,8 @@ def describe(error: BaseException) -> dict[str, str]:
         kind = "failed"
     text = (str(error).strip() or name).splitlines()[0][:400]
     where = " < ".join(
-        f"{os.path.basename(f.filename)}:{f.lineno} {f.name}" for f in reversed(traceback.extract_tb(error.__traceback__))
+        f"{os.path.basename(f.filename)}:{f.lineno} {f.name}"
+        for f in reversed(traceback.extract_tb(error.__traceback__))
     )
     reason = text if kind in ("usage", "unsupported") else f"{name}: {text}"
     return {"kind": kind, "reason": reason, "where": where[:600]}

@@ -48,7 +48,14 @@ class TensorCache(torch.Tensor, Cache):
 
     @classmethod
     def empty(
-        cls, layers: int, batch: int, heads: int, length: int, width: int, dtype: torch.dtype, device: torch.device | str
+        cls,
+        layers: int,
+        batch: int,
+        heads: int,
+        length: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> TensorCache:
         """A cache for `layers` attention layers of `heads` key-value heads of `width`, `length` positions each."""
 
@@ -223,9 +230,7 @@ class Tensor(CacheKind):
         text = model.config.get_text_config(decoder=True)
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        return TensorCache.empty(
-            text.num_hidden_layers, case.batch, heads, length, width, model.dtype, model.device
-        )
+        return TensorCache.empty(text.num_hidden_layers, case.batch, heads, length, width, model.dtype, model.device)
 
     def rewind(self, cache: TensorCache, length: int) -> None:
         """Set the length; positions behind it are masked until they are overwritten."""

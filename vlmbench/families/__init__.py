@@ -114,13 +114,13 @@ class Family:
         """Image features of the prompt's pictures: the phase `vision`."""
         return model.get_image_features(**{name: prompt[name] for name in self.image_inputs if name in prompt})
 
-    def positions(self, model: Any, start: int, steps: int, batch: int) -> list[torch.Tensor]:
-        """Position ids of the decode steps behind a prompt of `start` positions, one tensor [B, 1] a step.
+    def positions(self, model: Any, prompt: dict[str, torch.Tensor], steps: int) -> list[torch.Tensor]:
+        """Position ids of the decode steps behind `prompt`, one tensor [B, 1] a step.
 
-        Called after a prefill, whose picture may shift the positions (see qwen2_vl).
+        Called after its prefill, whose picture may shift the positions (see qwen2_vl).
         """
-        device = model.device
-        return [torch.full((batch, 1), start + i, dtype=torch.long, device=device) for i in range(steps)]
+        batch, start = prompt["input_ids"].shape
+        return [torch.full((batch, 1), start + i, dtype=torch.long, device=model.device) for i in range(steps)]
 
     def load(self, case: Case, dtype: torch.dtype) -> Loaded:
         """The model of `case` on the CPU and what makes its prompts.

@@ -6,6 +6,7 @@ put together here, and the record says so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def load(family: Family, case: Case, dtype: torch.dtype) -> Loaded:
         if not hasattr(processor, "image_processor"):
             raise ValueError(f"{type(processor).__name__} has no image processor")
         how = f"AutoProcessor: {type(processor).__name__}"
-        make = _Processed(processor)
+        make: Callable[[Case, int], dict[str, torch.Tensor]] = _Processed(processor)
     except (ImportError, OSError, ValueError, TypeError, AttributeError) as error:
         tokenizer, pictures = _parts(family, case.checkpoint)
         how = (

@@ -24,7 +24,7 @@ MODELS = {
     },
     "llava-interleave-qwen-0.5b": {
         "summary": "dimensions of llava-hf/llava-interleave-qwen-0.5b-hf, 0.86 B parameters, 729 image tokens",
-        "case": {"dtype": "bfloat16", "cache_length": 1024},
+        "case": {"dtype": "bfloat16", "cache_length": 1024, "threads": 2},
     },
 }
 
@@ -97,7 +97,10 @@ def _interleave() -> dict[str, Any]:
 
 _CONFIGS: dict[str, Any] = {
     "llava-tiny": lambda: dict(
-        vision_config=_tiny_vision(64), text_config=_tiny_text(64, 4, 2), image_token_index=1000, vision_feature_layer=-1
+        vision_config=_tiny_vision(64),
+        text_config=_tiny_text(64, 4, 2),
+        image_token_index=1000,
+        vision_feature_layer=-1,
     ),
     "llava-wide-8k": lambda: dict(
         vision_config=_tiny_vision(64),

@@ -20,7 +20,7 @@ MODELS = {
     },
     "qwen2-vl-2b": {
         "summary": "dimensions of Qwen/Qwen2-VL-2B-Instruct, 2.21 B parameters, 324 image tokens for 512 x 512",
-        "case": {"dtype": "bfloat16", "cache_length": 1024},
+        "case": {"dtype": "bfloat16", "cache_length": 1024, "threads": 2},
     },
 }
 
@@ -98,7 +98,9 @@ class Qwen2VL(Family):
 
     def image_processor(self, model: str) -> Any:
         """Qwen2-VL's processor with the model's limit of pixels."""
-        return compat.image_processor_class(self.processor_stem)(min_pixels=56 * 56, max_pixels=require(_MAX_PIXELS, model))
+        return compat.image_processor_class(self.processor_stem)(
+            min_pixels=56 * 56, max_pixels=require(_MAX_PIXELS, model)
+        )
 
     def placeholders(self, config: Any, pixels: dict[str, torch.Tensor], row: int, images: int) -> list[int]:
         """Start, one id for each merged group of patches, end, for every picture."""
@@ -119,12 +121,16 @@ class Qwen2VL(Family):
         """1 where an image token stands: releases from 5.0 compute the three-dimensional positions from it."""
         return {"mm_token_type_ids": (ids == config.image_token_id).int()}
 
-    def positions(self, model: Any, start: int, steps: int, batch: int) -> list[torch.Tensor]:
-        """Position ids [3, B, 1] a step: the prompt's length shifted by what the last prefill's picture saved."""
-        deltas = getattr(model.model, "rope_deltas", None)
-        if deltas is None:
-            deltas = torch.zeros((batch, 1), dtype=torch.long, device=model.device)
-        return [(deltas + start + i).expand(3, batch, 1).contiguous() for i in range(steps)]
+    def positions(self, model: Any, prompt: dict[str, torch.Tensor], steps: int) -> list[torch.Tensor]:
+        """Position ids [3, B, 1] a step: the prompt's length, shifted by what the prefill's picture saved.
+
+        A prompt without a picture leaves the shift of the one before on the model, so it must not be read.
+        """
+        batch, start = prompt["input_ids"].shape
+        shift = torch.zeros((batch, 1), dtype=torch.long, device=model.device)
+        if "image_grid_thw" in prompt:
+            shift = model.model.rope_deltas
+        return [(shift + start + i).expand(3, batch, 1).contiguous() for i in range(steps)]
 
 
 FAMILY = Qwen2VL()

@@ -19,7 +19,7 @@ MODELS = {
     },
     "smolvlm-256m": {
         "summary": "dimensions of HuggingFaceTB/SmolVLM-256M-Instruct, 0.26 B parameters, 17 tiles of 64 image tokens",
-        "case": {"dtype": "bfloat16", "cache_length": 2048},
+        "case": {"dtype": "bfloat16", "cache_length": 2048, "threads": 2},
     },
 }
 
@@ -30,7 +30,12 @@ PUBLISHED = {"smolvlm-256m": 256_484_928}
 def _tiny() -> dict[str, Any]:
     return dict(
         vision_config=dict(
-            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, image_size=64, patch_size=8
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=64,
+            patch_size=8,
         ),
         text_config=dict(
             model_type="llama",

@@ -1,0 +1,5 @@
+"""`python -m vlmbench` is the `vlmbench` command."""
+
+from vlmbench.cli import main
+
+main()
