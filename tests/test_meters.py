@@ -22,7 +22,7 @@ class FakeCuda:
         self.calls: list[str] = []
         self.allocated, self.peak, self.count = 100, 100, 7
 
-    def Event(self, enable_timing: bool) -> SimpleNamespace:  # noqa: N802 - torch's name
+    def Event(self, enable_timing: bool) -> SimpleNamespace:
         assert enable_timing
         event = SimpleNamespace(at=None)
         event.record = lambda: (self.calls.append("record"), setattr(event, "at", self.now))
@@ -70,26 +70,26 @@ class FakeNvml:
     class NVMLError(Exception):
         pass
 
-    def nvmlInit(self) -> None:  # noqa: N802
+    def nvmlInit(self) -> None:
         pass
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> str:  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> str:
         return uuid.decode()
 
-    def nvmlDeviceGetName(self, handle: str) -> bytes:  # noqa: N802
+    def nvmlDeviceGetName(self, handle: str) -> bytes:
         assert handle == "GPU-abc"
         return b"NVIDIA A10"
 
-    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+    def nvmlSystemGetDriverVersion(self) -> str:
         return "570.1"
 
-    def nvmlDeviceGetClockInfo(self, handle: str, which: int) -> int:  # noqa: N802
+    def nvmlDeviceGetClockInfo(self, handle: str, which: int) -> int:
         return 1695 if which == 1 else 6251
 
-    def nvmlDeviceGetTemperature(self, handle: str, which: int) -> int:  # noqa: N802
+    def nvmlDeviceGetTemperature(self, handle: str, which: int) -> int:
         raise self.NVMLError
 
-    def nvmlDeviceGetPowerManagementLimit(self, handle: str) -> int:  # noqa: N802
+    def nvmlDeviceGetPowerManagementLimit(self, handle: str) -> int:
         return 150_000
 
 
