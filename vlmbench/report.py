@@ -149,6 +149,7 @@ class RowPrinter:
         self._columns = columns
         self._first = max([14, *(len(_short(case)) for case in cases)])
         self._heading = ""
+        self._numbers = False
         self._references: dict[tuple[str, str], Record] = {}
         self._waiting: list[Record] = []
 
@@ -167,6 +168,7 @@ class RowPrinter:
             wrapped = textwrap.wrap(text, WIDTH, subsequent_indent=" " * (self._first + 1))
             self._print("\n".join(wrapped), style="red" if record.status == "broken" else "dim")
             return
+        self._numbers = True
         if record.case.cache == REFERENCE:
             self._references[group, record.case.runner] = record
         reference = self._references.get((group, record.case.runner))
@@ -180,7 +182,7 @@ class RowPrinter:
             group = _group(record.case)
             if words := relative(record, self._references.get((group, record.case.runner))):
                 self._print(f"{group} {_short(record.case)}: decode {words} than {REFERENCE}")
-        if self._heading:
+        if self._numbers:
             shown = " ".join(title for column in self._columns for title in column.title)
             notes = [text for sign, text in LEGEND.items() if sign == "±" or sign in shown]
             self._print("", *notes, style="dim")

@@ -197,7 +197,7 @@ def describe(error: BaseException) -> dict[str, str]:
         kind = "usage"
     elif isinstance(error, Unsupported):
         kind = "unsupported"
-    elif isinstance(error, MemoryError) or name == "OutOfMemoryError":
+    elif isinstance(error, MemoryError) or name == "OutOfMemoryError" or "can't allocate memory" in str(error):
         kind = "memory"
     else:
         kind = "failed"

@@ -1,21 +1,18 @@
-"""Wrong on purpose: declared as compiled by generate(), but says of itself that it cannot be."""
+"""Wrong on purpose: declared as compiled by generate(), which it tells not to compile."""
 
 from transformers import StaticCache
 
 from vlmbench.caches import CacheKind
 
 
-class Shy(StaticCache):
-    @property
-    def is_compileable(self):
-        return False
-
-
 class Kind(CacheKind):
-    class_name = "Shy"
+    class_name = "StaticCache"
 
     def new(self, model, case, length):
-        return Shy(config=model.config, max_cache_len=length)
+        return StaticCache(config=model.config, max_cache_len=length)
+
+    def generate_arguments(self, model, case, arguments):
+        return {**super().generate_arguments(model, case, arguments), "disable_compile": True}
 
 
 KIND = Kind()
