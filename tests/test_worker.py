@@ -8,7 +8,10 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import vlmbench
 from vlmbench import kinds
@@ -115,3 +118,37 @@ def test_it_runs_where_only_torch_transformers_numpy_and_pillow_are(tmp_path: Pa
     )
     assert all(a["ok"] for a in answers), answers
     assert all(c["passed"] for c in answers[2]["checks"])
+
+
+def test_it_ends_when_its_parent_is_killed_in_the_middle_of_a_block(tmp_path: Path) -> None:
+    script = f"""
+import subprocess, sys, json, time
+worker = subprocess.Popen([sys.executable, "-m", "vlmbench.worker"], stdin=subprocess.PIPE, start_new_session=True)
+ask = lambda **request: (worker.stdin.write((json.dumps(request) + chr(10)).encode()), worker.stdin.flush())
+ask(do="hello", device="cpu", threads=1)
+ask(do="open", cases=[{CASE.to_json()!r}])
+ask(do="block", case={CASE.id!r}, phase="decode", n=100_000)
+print(worker.pid, flush=True)
+time.sleep(600)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    with (tmp_path / "out").open("w") as out:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", script], stdout=out, stderr=subprocess.DEVNULL, env=environment
+        )
+        pid = _within(30, lambda: (tmp_path / "out").read_text().splitlines()[:1])[0]
+        # Two answers behind it, it is in the block.
+        _within(60, lambda: (tmp_path / "out").read_text().count('"ok": true') >= 2)
+        parent.kill()
+        parent.wait()
+    assert _within(
+        20, lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    )
+
+
+def _within(seconds: float, found: Callable[[], Any]) -> Any:
+    end = time.monotonic() + seconds
+    while not (answer := found()):
+        assert time.monotonic() < end, "too late"
+        time.sleep(0.2)
+    return answer

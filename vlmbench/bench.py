@@ -14,6 +14,7 @@ import argparse
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +32,10 @@ from vlmbench.schema import Case, Envelope, Record, read_lines
 if TYPE_CHECKING:
     from rich.status import Status
 
+#: Signals that end a run; all are taken like Ctrl-C.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Seconds asv has to end after an interrupt.
+END_LIMIT = 30.0
 #: A row of `asv compare` for a combination that both commits skip.
 _NOTHING = re.compile(r"\|\s*\|\s*n/a\s*\|\s*n/a\s*\|")
 
@@ -56,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rigorous", action="store_true", help=f"{suite.RIGOROUS} processes a case, not 3")
     parser.add_argument("--again", action="store_true", help="measure what has been measured, too")
     options = parser.parse_args(arguments)
+    # Also where SIGINT was ignored (a job in the background): asv would inherit that and could not be ended.
+    old = {number: signal.signal(number, _interrupt) for number in _ENDING}
     try:
         return _bench(Path.cwd(), console, options)
     except UsageError as error:
@@ -64,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted: finished records are kept in results/", file=sys.stderr)
         return 130
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 def _bench(root: Path, console: Console, options: argparse.Namespace) -> int:
@@ -162,6 +172,7 @@ def _run(root: Path, console: Console, options: argparse.Namespace, machine: str
     environment = {
         **os.environ,
         provenance.MACHINE_VARIABLE: machine,
+        suite.BENCH_VARIABLE: str(os.getpid()),
         "VLMBENCH_PREFETCH": "1",
         "VLMBENCH_JOBS": str(jobs),
         "VLMBENCH_RIGOROUS": str(int(options.rigorous)),
@@ -172,11 +183,18 @@ def _run(root: Path, console: Console, options: argparse.Namespace, machine: str
     command = ("run", f"{commit}^!", "--machine", machine, "--record-samples", "--show-stderr", *LAUNCH)
     started = time.monotonic()
     with log.open("wb") as file:
-        asv = subprocess.Popen(_command(*command), cwd=root, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        # In a session of its own: a Ctrl-C reaches us alone, and asv gets one signal, not two.
+        asv = subprocess.Popen(
+            _command(*command),
+            cwd=root,
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             shown = watch(root, console, machine, commit, asv, log, seen)
         except BaseException:
-            # On Ctrl-C it got the signal too and ends its own processes; wait, so that nothing outlives us.
             _end(asv)
             raise
     took = f"{(time.monotonic() - started) / 60:.1f} min"
@@ -239,11 +257,20 @@ def _say(status: Status, shown: int, cases: Sequence[Case], log: Path) -> None:
 
 
 def _end(asv: subprocess.Popen[bytes]) -> None:
+    """Interrupt asv, which then ends what it started; a second Ctrl-C does not cut that short."""
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    asv.send_signal(signal.SIGINT)
     try:
-        asv.wait(30)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        asv.terminate()
+        asv.wait(END_LIMIT)
+    except subprocess.TimeoutExpired:
+        # What measures for it sees that it is gone and ends.
+        asv.kill()
         asv.wait()
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _lines(root: Path, machine: str, commit: str) -> Iterator[tuple[Envelope, dict[str, Any]]]:

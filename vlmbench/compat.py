@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
-from vlmbench.errors import Unsupported
+from vlmbench.errors import Unsupported, unknown
 
 
 def versions() -> dict[str, str]:
@@ -137,8 +137,12 @@ def no_init() -> Iterator[None]:
 def from_config(cls: Any, config: Any, dtype: torch.dtype, attention: str) -> Any:
     """`cls` built from `config` in `dtype` with that attention implementation in every sub-model.
 
-    Raises Unsupported with transformers' own sentence where the attention cannot be had.
+    Raises UsageError for an attention that the release does not know, Unsupported with transformers'
+    own sentence where it cannot be had.
     """
+    known = ["eager", *transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.valid_keys()]
+    if attention not in known and "/" not in attention:
+        raise unknown("attention", attention, dict.fromkeys(known))
     key = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
     try:
         return cls._from_config(config, attn_implementation=attention, **{key: dtype})

@@ -75,6 +75,8 @@ class Session:
         self._cache_positions: list[torch.Tensor] = []
         self._cache: Any = None
         self._first: torch.Tensor | None = None
+        #: Logits [B, V] that `ready()` got of the prompt.
+        self.first_logits: torch.Tensor | None = None
 
     # --- making things ---
 
@@ -160,7 +162,7 @@ class Session:
         """Prefill the session's own cache once; its decode steps' positions follow from the prompt."""
         if self._cache is None:
             self._cache = self.new_cache()
-            self._first, _ = self.prefill(self._cache)
+            self._first, self.first_logits = self.prefill(self._cache)
             self.take("prefill")
             self.plan()
         else:

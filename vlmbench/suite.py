@@ -22,6 +22,7 @@ import os
 import platform
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -40,6 +41,8 @@ TIMEOUT = 3600
 #: Seconds asv waits for a prefetch of the whole suite.
 PREFETCH_TIMEOUT = 6 * 3600
 
+#: The process id of scripts/bench, where that started asv.
+BENCH_VARIABLE = "VLMBENCH_BENCH"
 LEDGER = "ledger.jsonl"
 #: The repository whose commits are compared.
 SUBJECT = "vlmbench"
@@ -214,7 +217,7 @@ def _measure(cases: list[Case], scratch: Path, jobs: int) -> None:
         if line := _line(ledger, record.case):
             publish(line.decode())
 
-    with _terminated_as_interrupt(), LocalLauncher(directory=scratch) as launcher:
+    with _ended_with_asv(), LocalLauncher(directory=scratch) as launcher:
         try:
             measure_all(
                 cases,
@@ -273,17 +276,46 @@ def _case_of(line: str | bytes) -> str:
 
 
 @contextlib.contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """Take SIGTERM, which asv sends on Ctrl-C and on a timeout, like Ctrl-C: end all workers and clean up."""
+def _ended_with_asv() -> Iterator[None]:
+    """Make the end of asv the end of what runs here, workers included.
+
+    asv sends SIGTERM on Ctrl-C and on a timeout, which is taken like Ctrl-C. When asv was killed, or
+    scripts/bench that started it, nobody sends anything: a thread looks after them.
+    """
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
+    done = threading.Event()
+    parent, bench = os.getppid(), int(os.environ.get(BENCH_VARIABLE, "0"))
+
+    def look() -> None:
+        while not done.wait(1.0):
+            if os.getppid() != parent:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            if bench and not _alive(bench):
+                # asv passes it on, and stores nothing.
+                os.kill(parent, signal.SIGINT)
+                return
+
     old = signal.signal(signal.SIGTERM, interrupt)
+    threading.Thread(target=look, daemon=True).start()
     try:
         yield
     finally:
+        done.set()
         signal.signal(signal.SIGTERM, old)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 @contextlib.contextmanager

@@ -11,7 +11,10 @@ import json
 import os
 import platform
 import resource
+import select
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -27,6 +30,27 @@ def _own_stdout() -> IO[str]:
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return pipe
+
+
+def _end_with_parent() -> None:
+    """End this process and what it started when the parent is gone, also in the middle of a block.
+
+    Blocked until stdin hangs up, so that a timed block is never interrupted. A hang-up alone is no
+    reason: whoever pipes all requests in at once has closed it too.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        hung_up = select.poll()
+        hung_up.register(0, 0)
+        hung_up.poll()
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class Worker:
@@ -213,6 +237,7 @@ def describe(error: BaseException) -> dict[str, str]:
 def main() -> int:
     """Answer requests until `close` or the end of stdin."""
     pipe = _own_stdout()
+    _end_with_parent()
     worker = Worker()
     for line in sys.stdin:
         answer: dict[str, Any] = {"id": None}

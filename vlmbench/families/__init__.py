@@ -75,7 +75,11 @@ class Family:
     def build(self, case: Case, dtype: torch.dtype) -> Any:
         """The model of `case` with random weights, on the CPU."""
         config = self.config(case.model)
-        return weights.build(compat.model_class(self.model_class), config, dtype, case.attention)
+        model = weights.build(compat.model_class(self.model_class), config, dtype, case.attention)
+        # Random weights would pick an image token now and then, behind which a picture is expected.
+        with torch.no_grad():
+            model.get_output_embeddings().weight[self.text_range(config)[1] :] = 0
+        return model
 
     def prompt(self, case: Case, config: Any, processor: Any, text: int) -> dict[str, torch.Tensor]:
         """All arguments of a prefill with `text` made-up text ids a row.
