@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,29 @@ def test_a_failing_asv_shows_the_end_of_its_log(
     out = capsys.readouterr().out
     assert "asv failed" in out
     assert "no such [wheel]" in out
+
+
+def test_an_interrupt_ends_asv_before_us(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = """
+import os, time
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.5)
+    open("ended", "w").close()
+"""
+    _fake_asv(monkeypatch, code)
+
+    def interrupted(*given: Any) -> int:
+        time.sleep(0.5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "watch", interrupted)
+    assert bench.main([]) == 130
+    assert (repository / "ended").exists()
+    assert "interrupted: finished records are kept" in capsys.readouterr().err
 
 
 def test_measured_commits_are_not_measured_again_but_compared(

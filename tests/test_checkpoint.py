@@ -94,7 +94,7 @@ def test_parts_are_put_together_where_autoprocessor_cannot_load(folder: Path, mo
 def test_a_folder_that_is_no_checkpoint_is_explained(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no config\.json"):
         _checkpoint.config(str(tmp_path))
-    with pytest.raises(UsageError, match="does not exist"):
+    with pytest.raises(UsageError, match="is no folder"):
         _checkpoint.config(str(tmp_path / "absent"))
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     with pytest.raises(UsageError, match="has no weights"):

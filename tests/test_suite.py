@@ -8,6 +8,7 @@ import pkgutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +264,38 @@ def test_a_benchmark_process_imports_only_what_it_reads_with() -> None:
     root = Path(benchmarks.__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+#: Starts a process that measures, says its id, and waits to be killed.
+_ASV = """
+import subprocess, sys, time
+code = "import time; from vlmbench import suite\\nwith suite._ended_with_asv(): time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.parametrize("killed", ["asv", "bench"])
+def test_what_measures_ends_when_asv_or_bench_is_killed(killed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setenv(suite.BENCH_VARIABLE, str(bench.pid))
+    root = Path(benchmarks.__file__).parent.parent
+    asv = subprocess.Popen([sys.executable, "-c", _ASV], cwd=root, stdout=subprocess.PIPE, text=True)
+    try:
+        assert asv.stdout is not None
+        child = int(asv.stdout.readline())
+        time.sleep(1.5)
+        assert suite._alive(child)
+        (asv if killed == "asv" else bench).kill()
+        bench.wait(30) if killed == "bench" else asv.wait(30)
+        if killed == "bench":
+            # asv is interrupted; the real one passes that on, and is seen to be gone if it does not.
+            assert asv.wait(30) != 0
+        deadline = time.monotonic() + 30
+        while suite._alive(child) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not suite._alive(child)
+    finally:
+        asv.kill()
+        bench.kill()

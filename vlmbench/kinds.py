@@ -23,6 +23,8 @@ from vlmbench.schema import Case
 
 Suite = Literal["default", "nightly", "name"]
 
+#: Files that hold a checkpoint's weights.
+_WEIGHTS = ("*.safetensors", "*.bin")
 _FOLDERS = {"family": "families", "cache": "caches"}
 _CASE_FIELDS = {f.name for f in fields(Case)}
 
@@ -172,6 +174,24 @@ def make_case(model: str, cache_kind: str, runner: str, **given: Any) -> Case:
     case = Case(model=model, cache=cache_kind, runner=runner, **values)
     case.validate()
     return case
+
+
+def check_checkpoint(name: str) -> None:
+    """Raise UsageError for a local folder that is no checkpoint, or a path that is not there.
+
+    Anything else is taken for a hub id; loading says whether it can be had.
+    """
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UsageError(f"checkpoint '{name}' has no config.json: name the folder that save_pretrained wrote")
+        if not any(True for pattern in _WEIGHTS for _ in path.glob(pattern)):
+            raise UsageError(
+                f"checkpoint '{name}' has no weights ({' or '.join(_WEIGHTS)}): fetch them, or measure random "
+                "weights with --model"
+            )
+    elif path.is_file() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise UsageError(f"checkpoint '{name}' is no folder: give a local folder or a hub id such as 'org/name'")
 
 
 def default_cases(device: str = "cpu", suite: Suite = "default") -> list[Case]:

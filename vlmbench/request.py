@@ -23,8 +23,6 @@ NEEDED = ("torch", "transformers", "PIL")
 DTYPES = ("float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 
-_WEIGHTS = ("*.safetensors", "*.bin", "*.safetensors.index.json", "*.bin.index.json")
-
 
 def cases(models: Sequence[str], caches: Sequence[str], runners: Sequence[str], workload: dict[str, Any]) -> list[Case]:
     """The cases of models × caches × runners with this workload (None: not given), each once.
@@ -43,7 +41,7 @@ def cases(models: Sequence[str], caches: Sequence[str], runners: Sequence[str], 
     if problems:
         raise UsageError("; ".join(problems))
     if checkpoint:
-        check_checkpoint(checkpoint)
+        kinds.check_checkpoint(checkpoint)
         models = models or [Path(checkpoint).resolve().name if Path(checkpoint).is_dir() else checkpoint]
     if workload.get("image"):
         workload = {**workload, "image": check_image(workload["image"])}
@@ -74,24 +72,6 @@ def check_image(path: str) -> str:
     elif not Path(path).is_file():
         raise UsageError(f"image '{path}' does not exist: give the path of a JPEG, PNG or WebP file")
     return str(Path(path).absolute())
-
-
-def check_checkpoint(name: str) -> None:
-    """Raise UsageError for a local folder that is no checkpoint, or a path that is not there.
-
-    Anything else is taken for a hub id; the worker says whether it can be had.
-    """
-    path = Path(name)
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UsageError(f"checkpoint '{name}' has no config.json: name the folder that save_pretrained wrote")
-        if not any(True for pattern in _WEIGHTS for _ in path.glob(pattern)):
-            raise UsageError(
-                f"checkpoint '{name}' has no weights (*.safetensors or *.bin): fetch them, or measure random "
-                "weights with --model"
-            )
-    elif path.is_file() or path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise UsageError(f"checkpoint '{name}' is no folder: give a local folder or a hub id such as 'org/name'")
 
 
 def check_packages() -> None:

@@ -7,20 +7,17 @@ put together here, and the record says so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
-from vlmbench import compat, inputs
+from vlmbench import compat, inputs, kinds
 from vlmbench.errors import UsageError
 from vlmbench.schema import Case
 
 if TYPE_CHECKING:
     from vlmbench.families import Family, Loaded
-
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def _first_line(error: BaseException) -> str:
@@ -29,14 +26,7 @@ def _first_line(error: BaseException) -> str:
 
 def config(where: str) -> Any:
     """The checkpoint's configuration. Raises UsageError for a missing, gated or empty one."""
-    folder = Path(where)
-    if folder.exists():
-        if not (folder / "config.json").is_file():
-            raise UsageError(f"checkpoint '{where}' has no config.json: give the folder that save_pretrained wrote")
-        if not any(found for pattern in _WEIGHTS for found in folder.glob(pattern)):
-            raise UsageError(f"checkpoint '{where}' has no weights ({' or '.join(_WEIGHTS)}): is it complete?")
-    elif where.startswith((".", "/", "~")) or where.count("/") > 1:
-        raise UsageError(f"checkpoint folder '{where}' does not exist: give an existing folder or a hub id")
+    kinds.check_checkpoint(where)
     try:
         return AutoConfig.from_pretrained(where)
     except (OSError, ValueError, KeyError) as error:
