@@ -61,7 +61,10 @@ METRICS: tuple[Metric, ...] = (
     _seconds("second_request_seconds", "second generate(), with a shorter prompt and fewer tokens"),
     _seconds("third_request_seconds", "third generate(), the first request again"),
     _seconds("compile_cold_seconds", "first four compiled decode calls, private empty inductor cache"),
-    _seconds("compile_warm_seconds", "first four compiled decode calls, fresh process, same inductor cache"),
+    _seconds(
+        "compile_warm_seconds",
+        "first four compiled decode calls behind three requests, fresh process, same inductor cache",
+    ),
     _count("graphs", "graphs captured by Dynamo", *_COMPILED),
     _count("graph_breaks", "graph breaks met while capturing", *_COMPILED),
     _count("recompiles", "frames compiled again because a guard failed", *_COMPILED),

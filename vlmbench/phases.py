@@ -75,6 +75,8 @@ class Session:
         self._cache_positions: list[torch.Tensor] = []
         self._cache: Any = None
         self._first: torch.Tensor | None = None
+        #: Whether requests have been timed.
+        self.served = False
         #: Logits [B, V] that `ready()` got of the prompt.
         self.first_logits: torch.Tensor | None = None
 
@@ -246,9 +248,12 @@ def time_decode(session: Session, blocks: int) -> list[float]:
 def time_compile(session: Session, calls: int) -> list[float]:
     """Seconds of the first `calls` calls of the compiled decode step, behind an eager prefill.
 
-    The compiler is imported before: that second is no property of a cache.
+    The compiler is imported before: that second is no property of a cache. Behind requests it has been
+    used, too, whether or not those requests compiled, so that a warm compile is comparable between kinds.
     """
     session.compiles.load_compiler()
+    if session.served:
+        session.compiles.exercise()
     session.ready()
     token = session.first
     seconds = []
@@ -264,6 +269,7 @@ def time_requests(session: Session, calls: int) -> list[float]:
     """Seconds of the first `calls` calls of generate(): every second one with half the text and half the tokens."""
     case = session.case
     short = session.make_prompt(max(1, case.prompt_tokens // 2))
+    session.served = True
     seconds = []
     for i in range(calls):
         marks = [session.device.mark()]
