@@ -150,7 +150,7 @@ class Session:
             self.model, new_tokens or self.case.new_tokens, expected.compiled, self.case.device
         )
         out = self.model.generate(
-            **prompt,
+            **self.arguments.accepted(prompt),
             attention_mask=torch.ones_like(prompt["input_ids"]),
             generation_config=config,
             **self.kind.generate_arguments(self.model, self.case, self.arguments),
