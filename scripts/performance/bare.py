@@ -4,7 +4,7 @@ One process of it imports, builds, compiles and times what a vlmbench worker doe
 prints the seconds of each; `--only decode` stops after what a single metric needs, as a benchmark with a
 process of its own does. scripts/performance/one_case.py runs both side by side.
 
-    TORCHINDUCTOR_CACHE_DIR=/tmp/empty python scripts/performance/bare.py --cold
+    TORCHINDUCTOR_CACHE_DIR=$(mktemp -d) python scripts/performance/bare.py --cold
 """
 
 import argparse
