@@ -102,6 +102,11 @@ def test_directions_words_and_tokens(root: Path, repo: Path, write: Write) -> No
         "unmeasured": 2,
         "same": 1,
     }
+    graphs = comparison.only(["graphs"])
+    assert {series.metric for series in graphs.series} == {"graphs.decode"}
+    assert comparison.only(["graphs.decode"]).series == graphs.series
+    with pytest.raises(UsageError, match="unknown metric 'graph': valid are vision_seconds, .* did you mean 'graphs'"):
+        comparison.only(["graph"])
 
 
 def test_table_is_sorted_and_fits(root: Path, repo: Path, write: Write) -> None:

@@ -223,6 +223,7 @@ def compare(
     head: Annotated[str, typer.Argument(help="Revision that is compared.")],
     results: Annotated[Path, typer.Option(help="asv's results folder.")] = Path("results"),
     machine: Annotated[str | None, typer.Option(help="Only this machine's results.")] = None,
+    metric: Annotated[list[str] | None, typer.Option(help="Only this metric's series, repeatable.")] = None,
     repo: Annotated[Path, typer.Option(help="Repository whose revisions are named.")] = Path(),
     as_json: JsonFlag = False,
 ) -> None:
@@ -230,6 +231,8 @@ def compare(
     from vlmbench import revisions
 
     found = revisions.compare_revisions(results, base, head, machine=machine, repo=repo)
+    if metric:
+        found = found.only(metric)
     if as_json:
         print(json.dumps(found.to_json(), indent=2, allow_nan=False))
         return

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rich.console import Group as Stack
@@ -16,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from vlmbench.compare import ALPHA, Verdict, in_words, percent
+from vlmbench.errors import unknown
+from vlmbench.metrics import BY_KEY, BY_NAME
 from vlmbench.schema import clean
 
 Group = Literal["broken", "regression", "improvement", "unknown", "unmeasured", "same"]
@@ -106,6 +109,14 @@ class Comparison:
         """How many series each group has, in the order of GROUPS."""
         found = Counter(series.group for series in self.series)
         return {name: found[name] for name in GROUPS}
+
+    def only(self, names: Sequence[str]) -> Comparison:
+        """The same with the series of these metrics or metric keys alone. Raises UsageError for an unknown one."""
+        for name in names:
+            if name not in BY_NAME and name not in BY_KEY:
+                raise unknown("metric", name, BY_NAME)
+        kept = [s for s in self.series if s.metric in names or s.metric.partition(".")[0] in names]
+        return replace(self, series=tuple(kept))
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, non-finite numbers as null."""
