@@ -105,7 +105,7 @@ def test_directions_words_and_tokens(root: Path, repo: Path, write: Write) -> No
     graphs = comparison.only(["graphs"])
     assert {series.metric for series in graphs.series} == {"graphs.decode"}
     assert comparison.only(["graphs.decode"]).series == graphs.series
-    with pytest.raises(UsageError, match="unknown metric 'graph': valid are vision_seconds, .* did you mean 'graphs'"):
+    with pytest.raises(UsageError, match=r"unknown metric 'graph': valid are vision_seconds, .* did you mean 'graphs'"):
         comparison.only(["graph"])
 
 
