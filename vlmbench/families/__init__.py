@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vlmbench import compat, inputs, weights
-from vlmbench.errors import UsageError
+from vlmbench.errors import Unsupported, UsageError
 from vlmbench.schema import Case
 
 #: Seed of a row's text; rows and the parts of a prompt get different numbers.
@@ -136,8 +136,12 @@ class Family:
             from vlmbench.families import _checkpoint
 
             return _checkpoint.load(self, case, dtype)
+        try:
+            processor = self.image_processor(case.model)
+        except ImportError as error:
+            # Some releases' PIL processors ask for torchvision all the same (SmolVLM's in 5.17).
+            raise Unsupported(str(error).strip().split(". ")[0]) from None
         model = self.build(case, dtype)
-        processor = self.image_processor(case.model)
         return Loaded(
             model,
             lambda of, text: self.prompt(of, model.config, processor, text),
