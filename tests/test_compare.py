@@ -8,6 +8,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from vlmbench.compare import ALPHA, MAX_VALUES, MIN_VALUES, _cut, _u_counts, in_words, percent, verdict
 from vlmbench.errors import UsageError
@@ -28,7 +29,6 @@ def test_u_counts_equal_all_orders_counted_one_by_one(n: int, m: int) -> None:
 
 @pytest.mark.parametrize(("n", "m"), [(5, 5), (5, 9), (8, 8), (12, 8)])
 def test_cut_agrees_with_scipys_exact_test(n: int, m: int) -> None:
-    stats = pytest.importorskip("scipy.stats")
     k = _cut(min(n, m), max(n, m), ALPHA)
 
     def p(u: int) -> float:
