@@ -82,18 +82,18 @@ class Session:
 
     # --- making things ---
 
-    def make_prompt(self, text: int, case: Case | None = None) -> dict[str, torch.Tensor]:
+    def make_prompt(self, text: int) -> dict[str, torch.Tensor]:
         """Prefill arguments with `text` text tokens, on the device, pixels in the model's dtype."""
-        made = self._loaded.prompt(case or self.case, text)
+        made = self._loaded.prompt(self.case, text)
         moved = {}
         for name, value in made.items():
             value = value.to(self.model.device)
             moved[name] = value.to(self.model.dtype) if value.is_floating_point() else value
         return moved
 
-    def new_cache(self, length: int | None = None) -> Any:
-        """A fresh cache of the case's kind and, by default, length."""
-        return self.kind.new(self.model, self.case, length or self.case.cache_length)
+    def new_cache(self) -> Any:
+        """A fresh cache of the case's kind and length."""
+        return self.kind.new(self.model, self.case, self.case.cache_length)
 
     # --- forwards ---
 
