@@ -72,7 +72,6 @@ def run(session: Session) -> tuple[list[dict[str, Any]], dict[str, Any], dict[st
 
 def _teacher_forced(session: Session, logits: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
     """Logits [B, T + 1, V]: those of the prefill just made, then of one decode step for each given token."""
-    session.plan()
     rows = [logits.float()]
     for i in range(teacher.shape[1]):
         # A clone has the strides of a token that a step returned; contiguous() would keep the row's.
@@ -118,10 +117,7 @@ def _finite(logits: torch.Tensor) -> Check:
 
 
 def _other_image(session: Session) -> torch.Tensor:
-    """First logits [B, V] of the same prompt with another picture, on a cache of its own.
-
-    Before the proper prefill: a family may keep what it learned from the last picture on the model.
-    """
+    """First logits [B, V] of the same prompt with another picture, on a cache of its own."""
     _, logits = session.prefill(session.new_cache(), session.family.other_image(session.prompt))
     session.take("prefill")
     return logits.float()

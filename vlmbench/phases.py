@@ -64,8 +64,6 @@ class Session:
             )
         self.compiles = compiles
         self.compiling = RUNNERS[case.runner] is not eager
-        self.compiles = compiles
-        self.compiling = RUNNERS[case.runner] is not eager
         self.compiled: dict[str, Compiled] = {phase: Compiled() for phase in (*STEPS, "decode")}
         make = RUNNERS[case.runner]
         self.decode_step = make(self._decode_step, case.device, kind.static_shape)

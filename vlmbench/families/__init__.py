@@ -51,7 +51,7 @@ class Family:
         raise KeyError(model)
 
     def image_token(self, config: Any) -> int:
-        """Id of the placeholder that image features replace."""
+        """Id of the token that image features take the place of."""
         found = getattr(config, "image_token_id", None)
         return config.image_token_index if found is None else found
 
