@@ -15,7 +15,7 @@ import pytest
 from fakes import CheckFails, FakeLauncher
 from typer.testing import CliRunner
 
-from vlmbench import cli, kinds, metrics, provenance, request
+from vlmbench import cli, console, kinds, metrics, provenance, request
 from vlmbench.errors import UsageError, WorkerFailed
 from vlmbench.schema import MAX_LINE, Record, read_lines
 
@@ -30,7 +30,7 @@ class Shell:
         self.folder = folder
         self.launcher = FakeLauncher(slower={"static": 1.3})
         monkeypatch.chdir(folder)
-        monkeypatch.setattr(cli, "make_launcher", lambda: self.launcher)
+        monkeypatch.setattr(console, "make_launcher", lambda: self.launcher)
         monkeypatch.setattr(request, "check_packages", lambda: None)
         monkeypatch.setattr(provenance, "detect_device", lambda: "cpu")
 
@@ -210,7 +210,7 @@ def test_an_interruption_keeps_finished_records(tmp_path: Path, number: int) -> 
         import sys, threading
         sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
         from fakes import FakeLauncher
-        from vlmbench import cli, request
+        from vlmbench import cli, console, request
         from vlmbench.errors import WorkerFailed
 
         launcher = FakeLauncher()
@@ -224,7 +224,7 @@ def test_an_interruption_keeps_finished_records(tmp_path: Path, number: int) -> 
             raise WorkerFailed("ended")
 
         launcher.failures = {{("static", "check"): hang}}
-        cli.make_launcher = lambda: launcher
+        console.make_launcher = lambda: launcher
         request.check_packages = lambda: None
         cli.main()
     """

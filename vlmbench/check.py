@@ -43,7 +43,7 @@ def run(session: Session) -> tuple[list[dict[str, Any]], dict[str, Any], dict[st
     other = _other_image(session) if case.images else None
     session.ready()
     forced = _teacher_forced(session, session.first_logits, teacher)
-    session.kind.rewind(session.cache, 0)
+    session.kind.empty(session.cache)
     _, logits = session.prefill(session.cache)
     session.take("prefill")
     again = _teacher_forced(session, logits, teacher)

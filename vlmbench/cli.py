@@ -8,30 +8,24 @@ unsupported, 1 when one is broken, 2 when what was asked cannot be, 130 after Ct
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from vlmbench import __version__
+from vlmbench import __version__, console
 from vlmbench.errors import UsageError, VlmbenchError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vlmbench.launch import Launcher
     from vlmbench.schema import Case, Record
 
 LEDGER = "records.jsonl"
-BROKEN, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class _Commands(TyperGroup):
@@ -43,14 +37,14 @@ class _Commands(TyperGroup):
             sys.stdout.flush()
             return result
         except VlmbenchError as error:
-            _say(f"vlmbench: {error}")
+            console.say(f"vlmbench: {error}")
         except BrokenPipeError:
             # The reader (head, a pager) has seen enough; nothing may be written at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         except OSError as error:
-            _say(f"vlmbench: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
-        raise typer.Exit(USAGE)
+            console.say(f"vlmbench: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        raise typer.Exit(console.USAGE)
 
 
 app = typer.Typer(
@@ -153,11 +147,11 @@ def measure(
     ledger = folder / LEDGER
     if not quiet:
         for warned in doctor.examine().warnings:
-            _say(f"warning: {warned}")
+            console.say(f"warning: {warned}")
     output = _Output(wanted, as_json=as_json, quiet=quiet)
-    launcher = make_launcher()
+    launcher = console.make_launcher()
     try:
-        with _terminated_as_interrupt(), output:
+        with console.terminated_as_interrupt(), output:
             measure_all(
                 wanted,
                 launcher,
@@ -175,14 +169,14 @@ def measure(
             )
     except KeyboardInterrupt:
         kept = f"{len(output.records)} of {len(wanted)} records are kept in {ledger}"
-        _say(f"vlmbench: interrupted; {kept}" if output.records else "vlmbench: interrupted; no record yet")
-        raise typer.Exit(INTERRUPTED) from None
+        console.say(f"vlmbench: interrupted; {kept}" if output.records else "vlmbench: interrupted; no record yet")
+        raise typer.Exit(console.INTERRUPTED) from None
     finally:
         launcher.close()
     if not quiet:
-        _say(f"records: {ledger}")
+        console.say(f"records: {ledger}")
     if any(record.status == "broken" for record in output.records):
-        raise typer.Exit(BROKEN)
+        raise typer.Exit(console.BROKEN)
 
 
 @app.command("list")
@@ -247,34 +241,6 @@ def main() -> None:
     app(prog_name="vlmbench")
 
 
-def make_launcher() -> Launcher:
-    """Where workers run; tests put a fake one here."""
-    from vlmbench.launch import LocalLauncher
-
-    return LocalLauncher()
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """Take SIGTERM like Ctrl-C: end all workers, keep what is finished."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)
-
-
 class _Output:
     """Rows or JSON lines on stdout as records come, a progress bar on stderr if that is a terminal."""
 
@@ -286,8 +252,8 @@ class _Output:
 
         self.records: list[Record] = []
         self._json = as_json
-        console: Console = Console(width=None if sys.stdout.isatty() else WIDTH)
-        self._rows = RowPrinter(console, cases)
+        out: Console = Console(width=None if sys.stdout.isatty() else WIDTH)
+        self._rows = RowPrinter(out, cases)
         err = Console(stderr=True)
         self._progress = Progress(
             BarColumn(20),

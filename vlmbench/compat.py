@@ -7,6 +7,7 @@ then decode with an empty cache.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import inspect
 from collections.abc import Iterator
@@ -33,21 +34,24 @@ def quiet() -> None:
 
 
 class Arguments:
-    """What one model's forward and generate call their arguments in the installed release."""
+    """What one model's forward and generate call their arguments in the installed release.
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        names = set(inspect.signature(model.forward).parameters)
+    `network` is the part of the model that takes the cache, where that is not the model itself.
+    """
+
+    def __init__(self, model: torch.nn.Module, network: torch.nn.Module | None = None) -> None:
+        names = set(inspect.signature((network or model).forward).parameters)
         #: `past_key_values` up to 5.23, `cache` from 5.24.
         self.cache = "cache" if "cache" in names else "past_key_values"
         #: `num_logits_to_keep` in 4.48, `logits_to_keep` since.
         self.logits = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in names), None)
         #: A full-graph decode step needs it explicitly up to 5.3; it is gone from 5.4.
         self.cache_position = "cache_position" in names
-        self.names = names
+        self._model = set(inspect.signature(model.forward).parameters)
 
     def accepted(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """`inputs` without what this release's forward does not name."""
-        return {name: value for name, value in inputs.items() if name in self.names}
+        """`inputs` of a prompt without what this release's model does not name."""
+        return {name: value for name, value in inputs.items() if name in self._model}
 
     def last_logits(self) -> dict[str, Any]:
         """Argument that asks for the logits of the last position only, empty where there is none."""
@@ -90,12 +94,39 @@ def rewind(cache: Any, length: int) -> None:
             layer.values = layer.values[:, :, :length].contiguous()
 
 
-def tensors_of(cache: Any) -> list[torch.Tensor]:
-    """Every tensor a transformers cache's layers hold."""
-    found = []
-    for layer in cache.layers:
-        found += [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
-    return found
+def state_of(cache: Any) -> dict[str, torch.Tensor]:
+    """Every tensor a transformers cache's layers hold, as `<attribute>_<layer>`."""
+    return {
+        f"{name}_{i}": value
+        for i, layer in enumerate(cache.layers)
+        for name, value in vars(layer).items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def with_state(cache: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """A transformers cache like `cache` whose layers hold `tensors`, named as `state_of` names them."""
+    made = copy.copy(cache)
+    made.layers = []
+    for i, layer in enumerate(cache.layers):
+        own = copy.copy(layer)
+        for name, value in vars(layer).items():
+            if isinstance(value, torch.Tensor):
+                setattr(own, name, tensors[f"{name}_{i}"])
+        made.layers.append(own)
+    return made
+
+
+def layer_types(config: Any) -> list[str]:
+    """What each decoder layer's attention sees: "full_attention", "sliding_attention", "cross_attention", ..."""
+    text = config.get_text_config(decoder=True)
+    types = getattr(text, "layer_types", None)
+    if types:
+        return list(types)
+    across = set(getattr(text, "cross_attention_layers", None) or ())
+    count = getattr(text, "num_hidden_layers", None) or text.num_layers
+    usual = "sliding_attention" if getattr(text, "sliding_window", None) else "full_attention"
+    return ["cross_attention" if i in across else usual for i in range(count)]
 
 
 def image_processor_class(stem: str) -> Any:

@@ -22,6 +22,8 @@ from vlmbench.errors import UsageError, unknown
 from vlmbench.schema import Case
 
 Suite = Literal["default", "nightly", "name"]
+#: Each suite has all of those before it.
+SUITES: tuple[Suite, ...] = ("default", "nightly", "name")
 
 #: Files that hold a checkpoint's weights.
 _WEIGHTS = ("*.safetensors", "*.bin")
@@ -35,7 +37,7 @@ class Model:
 
     `suite` says when it runs: by default, nightly, or only by name. `case` holds the case fields
     that differ from Case's own defaults. `caches` narrows the kinds of the default suite; `why`
-    gives the reason for that.
+    gives the reason for that. `runners` are those of the suites.
     """
 
     name: str
@@ -45,15 +47,17 @@ class Model:
     case: dict[str, Any] = field(default_factory=dict, hash=False)
     caches: tuple[str, ...] = ()
     why: str = ""
+    runners: tuple[str, ...] = ("eager", "compile")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A family or cache file: its name, first docstring line and path."""
+    """A family or cache file: its name, first docstring line and path; of a cache, when it runs."""
 
     name: str
     summary: str
     path: Path
+    suite: Suite = "default"
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,8 @@ def _scan(what: str, roots: tuple[Path, ...]) -> dict[str, Kind]:
     for root in roots:
         for path in sorted((root / _FOLDERS[what]).glob("[a-z]*.py")):
             doc = ast.get_docstring(_tree(path)) or ""
-            found.setdefault(path.stem, Kind(path.stem, doc.split("\n")[0].rstrip("."), path))
+            suite: Suite = _literal(path, "SUITE", "default") if what == "cache" else "default"
+            found.setdefault(path.stem, Kind(path.stem, doc.split("\n")[0].rstrip("."), path, suite))
     return found
 
 
@@ -102,14 +107,17 @@ def _tree(path: Path) -> ast.Module:
         raise UsageError(f"{path} cannot be read as a kind: {error}") from None
 
 
-def _literal(path: Path, name: str) -> Any:
+def _literal(path: Path, name: str, default: Any = None) -> Any:
+    """The literal a file gives `name`, `default` if it gives none. Raises UsageError without either."""
     for node in _tree(path).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
             try:
                 return ast.literal_eval(node.value)
             except ValueError:
                 raise UsageError(f"{path}: {name} must be a plain literal, since listing imports nothing") from None
-    raise UsageError(f"{path} defines no {name}")
+    if default is None:
+        raise UsageError(f"{path} defines no {name}")
+    return default
 
 
 def families() -> dict[str, Kind]:
@@ -127,13 +135,12 @@ def models() -> dict[str, Model]:
     found = []
     for kind in families().values():
         for name, row in _literal(kind.path, "MODELS").items():
-            row = {**row, "caches": tuple(row.get("caches", ()))}
+            row = {key: tuple(value) if key in ("caches", "runners") else value for key, value in row.items()}
             unknown_fields = set(row.get("case", {})) - _CASE_FIELDS
             if unknown_fields:
                 raise UsageError(f"{kind.path}: model '{name}' sets unknown case fields {sorted(unknown_fields)}")
             found.append(Model(name=name, family=kind.name, **row))
-    order = ("default", "nightly", "name")
-    return {m.name: m for m in sorted(found, key=lambda m: order.index(m.suite))}
+    return {m.name: m for m in sorted(found, key=lambda m: SUITES.index(m.suite))}
 
 
 def load(what: str, name: str) -> ModuleType:
@@ -194,14 +201,30 @@ def check_checkpoint(name: str) -> None:
         raise UsageError(f"checkpoint '{name}' is no folder: give a local folder or a hub id such as 'org/name'")
 
 
+def outside(suite: Suite, model: str, cache_kind: str, runner: str) -> str:
+    """Why a suite leaves this combination out; empty if it is in it.
+
+    A model's row names its runners and may name its caches; one that names none takes every cache
+    kind whose own suite this is.
+    """
+    row, kind = models()[model], caches()[cache_kind]
+    if SUITES.index(row.suite) > SUITES.index(suite):
+        return f"{model} is not in the {suite} suite"
+    if runner not in row.runners:
+        return f"{model} is measured with {', '.join(row.runners)} only"
+    if row.caches and cache_kind not in row.caches:
+        return f"{model} is measured with {', '.join(row.caches)} only: {row.why}"
+    if not row.caches and SUITES.index(kind.suite) > SUITES.index(suite):
+        return f"cache kind {cache_kind} is not in the {suite} suite"
+    return ""
+
+
 def default_cases(device: str = "cpu", suite: Suite = "default") -> list[Case]:
-    """The cases of the suite: its models × their cache kinds × all runners."""
-    order = ("default", "nightly", "name")
-    wanted = [m for m in models().values() if order.index(m.suite) <= order.index(suite)]
+    """The cases of the suite: its models × their cache kinds × their runners."""
     return [
-        replace(make_case(m.name, c, r), device=device)
-        for m in wanted
+        replace(make_case(m, c, r), device=device)
+        for m in models()
         for c in caches()
-        if not m.caches or c in m.caches
         for r in RUNNERS
+        if not outside(suite, m, c, r)
     ]

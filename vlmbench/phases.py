@@ -51,10 +51,11 @@ class Session:
         self.case, self.family, self.kind, self.device = case, family, kind, device
         self.model = loaded.model
         self.facts = dict(loaded.facts)
-        self.arguments = compat.Arguments(self.model)
+        self.network = family.network(self.model)
+        self.arguments = compat.Arguments(self.model, self.network)
         self._loaded = loaded
         self.prompt = self.make_prompt(case.prompt_tokens)
-        self.length: int = self.prompt["input_ids"].shape[1]
+        self.length = family.cached_positions(self.prompt)
         need = self.length + case.new_tokens
         if need > case.cache_length:
             raise UsageError(
@@ -71,7 +72,9 @@ class Session:
         self._prefill_step = prefill_runner(self._forward_prompt, case.device, True)
         self._positions: list[torch.Tensor] = []
         self._cache_positions: list[torch.Tensor] = []
+        self._carried: dict[str, Any] = {}
         self._cache: Any = None
+        self._back: tuple[Callable[[], None], dict[str, Any]] | None = None
         self._first: torch.Tensor | None = None
         #: Whether requests have been timed.
         self.served = False
@@ -95,26 +98,30 @@ class Session:
 
     # --- forwards ---
 
-    def _forward_prompt(self, prompt: dict[str, torch.Tensor], cache: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.model(
-            **self.arguments.accepted(prompt),
+    def _forward_prompt(
+        self, prompt: dict[str, torch.Tensor], cache: Any
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
+        out = self.family.run_prompt(
+            self.model,
+            self.arguments.accepted(prompt),
             **{self.arguments.cache: cache},
             **self.arguments.last_logits(),
             use_cache=True,
         )
         logits = out.logits[:, -1]  # [B, V]
-        return logits.argmax(-1, keepdim=True), logits
+        return logits.argmax(-1, keepdim=True), logits, self.family.carried(self.model, prompt, out)
 
     def _decode_step(
-        self, token: torch.Tensor, cache: Any, position: torch.Tensor, cache_position: torch.Tensor | None
+        self,
+        token: torch.Tensor,  # [B, 1]
+        cache: Any,
+        position: torch.Tensor,
+        cache_position: torch.Tensor | None,
+        **carried: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         extra = {} if cache_position is None else {"cache_position": cache_position}
-        out = self.model(
-            input_ids=token,  # [B, 1]
-            position_ids=position,
-            **{self.arguments.cache: cache},
-            use_cache=True,
-            **extra,
+        out = self.family.run_step(
+            self.model, token, position, **{self.arguments.cache: cache}, use_cache=True, **carried, **extra
         )
         logits = out.logits[:, -1]  # [B, V]
         return logits.argmax(-1, keepdim=True), logits
@@ -122,17 +129,18 @@ class Session:
     @torch.no_grad()
     def prefill(self, cache: Any, prompt: dict[str, torch.Tensor] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Fill `cache` with the prompt; first token [B, 1] and its logits [B, V]."""
-        return self._prefill_step(prompt or self.prompt, cache)
+        token, logits, self._carried = self._prefill_step(prompt or self.prompt, cache)
+        return token, logits
 
     @torch.no_grad()
     def decode(self, token: torch.Tensor, cache: Any, i: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Step `i` behind the prompt: next token [B, 1] and its logits [B, V]."""
-        return self.decode_step(token, cache, self._positions[i], self._cache_positions[i])
+        return self.decode_step(token, cache, self._positions[i], self._cache_positions[i], **self._carried)
 
     @torch.no_grad()
     def forward_whole(self, prompt: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits [B, S, V] of a forward over the whole sequence without any cache, eager: the root reference."""
-        return self.model(**self.arguments.accepted(prompt), use_cache=False).logits
+        return self.family.run_prompt(self.model, self.arguments.accepted(prompt), use_cache=False).logits
 
     @torch.no_grad()
     def features(self) -> Any:
@@ -145,15 +153,14 @@ class Session:
         prompt = prompt or self.prompt
         expected = self.kind.expected(self.compiling, "generate")
         config = compat.generation_config(
-            self.model, new_tokens or self.case.new_tokens, expected.compiled, self.case.device
+            self.network, new_tokens or self.case.new_tokens, expected.compiled, self.case.device
         )
-        out = self.model.generate(
-            **self.arguments.accepted(prompt),
-            attention_mask=torch.ones_like(prompt["input_ids"]),
+        return self.family.run_generate(
+            self.model,
+            self.arguments.accepted(prompt),
             generation_config=config,
             **self.kind.generate_arguments(self.model, self.case, self.arguments),
         )
-        return out[:, prompt["input_ids"].shape[1] :]
 
     # --- a cache that stays, for blocks ---
 
@@ -163,10 +170,17 @@ class Session:
         if self._cache is None:
             self._cache = self.new_cache()
             self._first, self.first_logits = self.prefill(self._cache)
+            self._back = self.kind.mark(self._cache, self.length), self._carried
             self.take("prefill")
             self.plan()
         else:
-            self.kind.rewind(self._cache, self.length)
+            self.go_back()
+
+    def go_back(self) -> None:
+        """Set the session's own cache back to where its prefill left it."""
+        assert self._back is not None
+        back, self._carried = self._back
+        back()
 
     def plan(self) -> None:
         """Position arguments of every decode step, made once: making them is not the cache's cost."""
@@ -197,7 +211,7 @@ class Session:
 
 def _empty(session: Session) -> None:
     session.ready()
-    session.kind.rewind(session.cache, 0)
+    session.kind.empty(session.cache)
 
 
 def _nothing() -> None:
@@ -238,16 +252,17 @@ def time_decode(session: Session, blocks: int) -> list[float]:
     session.ready()
     cache = session.cache
     positions = list(zip(session._positions, session._cache_positions, strict=True))
+    carried = session._carried
     for _ in range(blocks):
         session.ready()
         token = session.first
         for position, cache_position in positions[:SETTLED]:
-            token, _ = step(token, cache, position, cache_position)
+            token, _ = step(token, cache, position, cache_position, **carried)
         session.ready()
         token = session.first
         marks = [device.mark()]
         for position, cache_position in positions:
-            token, _ = step(token, cache, position, cache_position)
+            token, _ = step(token, cache, position, cache_position, **carried)
             marks.append(device.mark())
         seconds += device.seconds(marks)
     return seconds
@@ -290,6 +305,6 @@ def time_requests(session: Session, calls: int) -> list[float]:
 
 def observe_generate(session: Session) -> tuple[torch.Tensor, GenerateFacts]:
     """One generate() with what it really did: tokens [B, T] and facts."""
-    with compat.watch_generate(session.model, session.arguments) as seen:
+    with compat.watch_generate(session.network, session.arguments) as seen:
         tokens = session.generate()
     return tokens, GenerateFacts(seen.compiled, seen.cache_class)

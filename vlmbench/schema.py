@@ -37,6 +37,7 @@ class Case:
     `prompt_tokens` counts text tokens; the image tokens come on top and are the model's to say.
     `cache_length` is the capacity of caches that have one. `image` is a path, empty for the
     photograph in the package; `checkpoint` a local folder or hub id, empty for random weights.
+    `format` is what the runner `export` writes, empty for its default and for other runners.
     """
 
     model: str
@@ -52,6 +53,7 @@ class Case:
     device: str = "cpu"
     threads: int = 1
     compile_prefill: bool = False
+    format: str = ""
     image: str = ""
     checkpoint: str = ""
 

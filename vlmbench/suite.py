@@ -9,7 +9,8 @@ here imports more than it must: hundreds of these processes only read.
 
 Environment: VLMBENCH_PREFETCH=1 measures the whole default suite before the first benchmark, on
 VLMBENCH_JOBS cases at a time; VLMBENCH_RIGOROUS=1 takes RIGOROUS processes a case; VLMBENCH_MACHINE
-names the machine as `asv run --machine` does; VLMBENCH_DEVICE is the device, detected if not given.
+names the machine as `asv run --machine` does; VLMBENCH_SUITE=nightly takes more models and cache kinds;
+VLMBENCH_DEVICE is the device, detected if not given.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmbench import kinds
-from vlmbench.errors import Unsupported, UsageError, VlmbenchError
+from vlmbench.errors import Unsupported, UsageError, VlmbenchError, unknown
 from vlmbench.metrics import BY_KEY
 from vlmbench.schema import PROTOCOL, Case, Envelope, Record, decode_line, encode_line, write_atomic
 
@@ -41,6 +42,8 @@ TIMEOUT = 3600
 #: Seconds asv waits for a prefetch of the whole suite.
 PREFETCH_TIMEOUT = 6 * 3600
 
+#: The suite measured: "default", "nightly" or "name", each with all of those before it.
+SUITE_VARIABLE = "VLMBENCH_SUITE"
 #: The process id of scripts/bench, where that started asv.
 BENCH_VARIABLE = "VLMBENCH_BENCH"
 LEDGER = "ledger.jsonl"
@@ -92,7 +95,7 @@ def setup_cache() -> str:
     scratch = Path.cwd()
     device = _facts(scratch)["device"]
     if os.environ.get("VLMBENCH_PREFETCH") == "1":
-        cases = kinds.default_cases(device)
+        cases = kinds.default_cases(device, _suite())
         _measure(cases, scratch, jobs=int(os.environ.get("VLMBENCH_JOBS", "1")))
         run, commit = _facts(scratch)["run"], os.environ.get("ASV_COMMIT", "")
         whole = Envelope(SUITE_LINE, run, SUBJECT, commit, machine(), SUITE_LINE)
@@ -105,8 +108,8 @@ setup_cache.timeout = PREFETCH_TIMEOUT  # type: ignore[attr-defined]
 
 @cache
 def parameters() -> tuple[list[str], list[str], list[str]]:
-    """Models of the default suite, cache kinds and runners, as they are listed."""
-    models = [model.name for model in kinds.models().values() if model.suite == "default"]
+    """Models of the default and nightly suites, cache kinds and runners, as they are listed."""
+    models = [model.name for model in kinds.models().values() if model.suite != "name"]
     return models, list(kinds.caches()), list(kinds.RUNNERS)
 
 
@@ -199,10 +202,17 @@ def _case(model: str, cache: str, runner: str, device: str) -> Case:
         case = kinds.make_case(model, cache, runner, device=device)
     except UsageError as error:
         raise Unsupported(f"the measured commit does not have it: {error}") from None
-    row = kinds.models()[model]
-    if row.caches and cache not in row.caches:
-        raise Unsupported(f"{model} is measured with {', '.join(row.caches)} only: {row.why}")
+    if reason := kinds.outside(_suite(), model, cache, runner):
+        raise Unsupported(reason)
     return case
+
+
+def _suite() -> kinds.Suite:
+    """The suite of this asv run, from SUITE_VARIABLE. Raises UsageError for one that is not there."""
+    name = os.environ.get(SUITE_VARIABLE, "default")
+    if name not in kinds.SUITES:
+        raise unknown("suite", name, dict.fromkeys(kinds.SUITES))
+    return name
 
 
 def _measure(cases: list[Case], scratch: Path, jobs: int) -> None:

@@ -114,6 +114,33 @@ class Family:
         """The same prompt with another picture: the pixels negated, shapes and ids unchanged."""
         return {**prompt, "pixel_values": -prompt["pixel_values"]}
 
+    # --- how it runs: the base class fits a decoder whose own forward takes pictures and a cache ---
+
+    def network(self, model: Any) -> Any:
+        """The module whose forward takes the cache; its signature says how arguments are called."""
+        return model
+
+    def run_prompt(self, model: Any, prompt: dict[str, torch.Tensor], **further: Any) -> Any:
+        """Forward over a whole prompt, pictures included; `further` holds the cache and its like."""
+        return self.network(model)(**prompt, **further)
+
+    def run_step(self, model: Any, token: torch.Tensor, position: torch.Tensor, **further: Any) -> Any:
+        """Forward over one token [B, 1]; `further` holds the cache and what `carried` gave."""
+        return self.network(model)(input_ids=token, position_ids=position, **further)
+
+    def carried(self, model: Any, prompt: dict[str, torch.Tensor], output: Any) -> dict[str, Any]:
+        """Further arguments of every decode step that follow from the prompt's forward `output`."""
+        return {}
+
+    def run_generate(self, model: Any, prompt: dict[str, torch.Tensor], **further: Any) -> torch.Tensor:
+        """Tokens [B, T] that the model's own generate() appends to a prompt."""
+        out = model.generate(**prompt, attention_mask=torch.ones_like(prompt["input_ids"]), **further)
+        return out[:, prompt["input_ids"].shape[1] :]
+
+    def cached_positions(self, prompt: dict[str, torch.Tensor]) -> int:
+        """Positions that a self-attention layer holds after the prefill of `prompt`."""
+        return prompt["input_ids"].shape[1]
+
     def features(self, model: Any, prompt: dict[str, torch.Tensor]) -> Any:
         """Image features of the prompt's pictures: the phase `vision`."""
         return model.get_image_features(**{name: prompt[name] for name in self.image_inputs if name in prompt})

@@ -17,6 +17,8 @@ MODELS = {
     "qwen2_vl-tiny": {
         "summary": "2 + 2 layers, width 64, 16 image tokens, 0.4 M parameters",
         "suite": "default",
+        "caches": ["dynamic", "static", "tensor"],
+        "why": "the other kinds are measured on llava-tiny, and checked on every family",
     },
     "qwen2-vl-2b": {
         "summary": "dimensions of Qwen/Qwen2-VL-2B-Instruct, 2.21 B parameters, 324 image tokens for 512 x 512",

@@ -16,6 +16,8 @@ MODELS = {
     "smolvlm-tiny": {
         "summary": "2 + 2 layers, width 64, one tile of 16 image tokens, 0.4 M parameters",
         "suite": "default",
+        "caches": ["dynamic", "static", "tensor"],
+        "why": "the other kinds are measured on llava-tiny, and checked on every family",
     },
     "smolvlm-256m": {
         "summary": "dimensions of HuggingFaceTB/SmolVLM-256M-Instruct, 0.26 B parameters, 17 tiles of 64 image tokens",

@@ -1,0 +1,1 @@
+"""Commands of `vlmbench`, one file each; `cli` registers them."""
